@@ -1,0 +1,383 @@
+//! Starts a prefill and a decode process and moves work between them.
+
+use std::io::{BufRead, BufReader, Write};
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use kvferry_engine::DeviceName;
+
+use crate::Failure;
+use crate::case::{Direction, Work};
+use crate::report::{JsonLines, Row, table};
+use crate::shape::Selection;
+use crate::worker::{Answer, Command, Ran, Ready, Side, What};
+
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    /// Shapes by id or name, separated by commas; `daily` and `all` are lists
+    #[arg(long, default_value = "daily")]
+    shape: Selection,
+    /// Move this model's KV cache instead: deepseek-v3, qwen2.5-7b, qwen3-4b or kimi-k3
+    #[arg(long, conflicts_with = "shape")]
+    model: Option<String>,
+    /// Move the KV cache of the model that this Hugging Face config.json describes
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["shape", "model"])]
+    model_config: Option<PathBuf>,
+    /// Tokens of a model's KV cache
+    #[arg(long, default_value = "4096")]
+    tokens: NonZeroU64,
+    /// Tokens of a page of a model's KV cache
+    #[arg(long, default_value = "64")]
+    page: NonZeroU64,
+    /// Prefill writes, decode reads, or one after the other
+    #[arg(long, default_value = "write")]
+    op: Ops,
+    /// Where the prefill process keeps its KV cache: host or cuda:N
+    #[arg(long, default_value = "host")]
+    device: DeviceName,
+    /// Where the decode process keeps its own [default: the same]
+    #[arg(long)]
+    peer_device: Option<DeviceName>,
+    /// Timed transfers of each case
+    #[arg(long, default_value = "20")]
+    iterations: NonZeroU64,
+    /// How bytes move
+    #[arg(long, default_value = "peer")]
+    transport: Transport,
+    /// Also time a bare kernel launch of the same descriptors, without the engine
+    #[arg(long)]
+    bare: bool,
+    /// Write one JSON object a line to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Seed of layouts and patterns
+    #[arg(long, default_value = "1")]
+    seed: u64,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+enum Ops {
+    Write,
+    Read,
+    Both,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+enum Transport {
+    /// Directly into the other process's memory, mapped over IPC
+    Peer,
+}
+
+/// Transfers before the timed ones.
+const WARM_UP: usize = 3;
+/// Contiguous copies that make the ceiling.
+const CEILING_TIMES: usize = 8;
+
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let works: Vec<Work> = match (&options.model, &options.model_config) {
+        (None, None) => {
+            options.shape.shapes.iter().map(|shape| Work::Shape(shape.id.clone())).collect()
+        }
+        (name, config) => {
+            let (name, config) = (name.clone(), config.clone());
+            vec![Work::Model { name, config, tokens: options.tokens, page: options.page }]
+        }
+    };
+    let directions: &[Direction] = match options.op {
+        Ops::Write => &[Direction::Write],
+        Ops::Read => &[Direction::Read],
+        Ops::Both => &[Direction::Write, Direction::Read],
+    };
+    // Refuse a work that cannot be laid out before any process starts.
+    let labels = works.iter().map(Work::label).collect::<Result<Vec<_>, _>>()?;
+    let peer_device = options.peer_device.unwrap_or(options.device);
+    let mut json = options.json.as_deref().map(JsonLines::create).transpose()?;
+    let mut prefill = Worker::start("prefill", options.device)?;
+    let mut decode = Worker::start("decode", peer_device)?;
+    prefill.open(&decode)?;
+    decode.open(&prefill)?;
+    eprintln!(
+        "prefill on {} ({}), decode on {} ({}); kernel: {}",
+        prefill.ready.device,
+        prefill.ready.device_name,
+        decode.ready.device,
+        decode.ready.device_name,
+        prefill.ready.kernel
+    );
+
+    let progress = ProgressBar::new((works.len() * directions.len()) as u64);
+    progress.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")?);
+    let mut rows = Vec::new();
+    for (work, label) in works.iter().zip(&labels) {
+        for &direction in directions {
+            progress.set_message(format!("{label} {}", direction.name()));
+            if let Some(why) = too_large(options, work)? {
+                progress.suspend(|| println!("skipped {label}: {why}"));
+                progress.inc(1);
+                continue;
+            }
+            let row = measure(options, &mut prefill, &mut decode, work, label, direction)?;
+            if let Some(json) = &mut json {
+                json.write(&row)?;
+            }
+            rows.push(row);
+            progress.inc(1);
+        }
+    }
+    progress.finish_and_clear();
+    println!("{}", table(&rows));
+    prefill.end()?;
+    decode.end()
+}
+
+/// Of `--shape all`, why a work is left out on this machine.
+fn too_large(options: &Options, work: &Work) -> Result<Option<String>, Failure> {
+    if !options.shape.all {
+        return Ok(None);
+    }
+    let layout = work.layout(options.seed)?;
+    let host = |device: Option<DeviceName>, bytes: u64| {
+        if device == Some(DeviceName::Host) { bytes } else { 0 }
+    };
+    let peer = options.peer_device.or(Some(options.device));
+    let lists = layout.pieces.len() as u64 * 200;
+    let need = host(Some(options.device), layout.source_bytes)
+        + host(peer, layout.destination_bytes)
+        + lists;
+    let meminfo = std::fs::read_to_string("/proc/meminfo")?;
+    let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let available =
+        available.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    let Some(available) = available.map(|kib| kib << 10) else { return Ok(None) };
+    let text = || {
+        format!("it needs {} MB of host memory, {} MB are available", need >> 20, available >> 20)
+    };
+    Ok((need > available / 10 * 9).then(text))
+}
+
+fn measure(
+    options: &Options,
+    prefill: &mut Worker,
+    decode: &mut Worker,
+    work: &Work,
+    label: &str,
+    direction: Direction,
+) -> Result<Row, Failure> {
+    let seed = options.seed;
+    let (source, descriptors, bytes) = prefill.prepare(work, Side::Source, seed)?;
+    let (destination, ..) = decode.prepare(work, Side::Destination, seed)?;
+    let source_seed = seed.wrapping_add(1);
+    prefill.ask(&Command::Fill { side: Side::Source, seed: source_seed })?;
+
+    // Every check has guard bytes of its own, so that no check can pass on the bytes of another.
+    let mut guard_seed = seed.wrapping_add(100);
+    let mut guard = |decode: &mut Worker| {
+        guard_seed += 1;
+        decode.ask(&Command::Fill { side: Side::Destination, seed: guard_seed }).map(|_| guard_seed)
+    };
+    let mut run = |prefill: &mut Worker, decode: &mut Worker, what, times| match direction {
+        Direction::Write => {
+            prefill.run(&Command::Run { direction, peer: destination, times, what })
+        }
+        Direction::Read => decode.run(&Command::Run { direction, peer: source, times, what }),
+    };
+    let verify = |decode: &mut Worker, guard_seed| decode.verify(label, source_seed, guard_seed);
+
+    let guards = guard(decode)?;
+    let cold = run(prefill, decode, What::Pieces, 1)?;
+    verify(decode, guards)?;
+    let ceiling = run(prefill, decode, What::Contiguous, CEILING_TIMES)?;
+    let mut bare = Ran::default();
+    if options.bare {
+        let guards = guard(decode)?;
+        bare = run(prefill, decode, What::BareLaunch, WARM_UP + options.iterations.get() as usize)?;
+        if !bare.whole.is_empty() {
+            verify(decode, guards)?;
+        }
+    }
+    let guards = guard(decode)?;
+    run(prefill, decode, What::Pieces, WARM_UP)?;
+    let timed = run(prefill, decode, What::Pieces, options.iterations.get() as usize)?;
+    verify(decode, guards)?;
+
+    let mover = match direction {
+        Direction::Write => &mut *prefill,
+        Direction::Read => &mut *decode,
+    };
+    let (mover_registered, peak_rss_bytes, private_rss_bytes, pinned_bytes) = mover.usage()?;
+    let other = match direction {
+        Direction::Write => decode,
+        Direction::Read => prefill,
+    };
+    let (other_registered, ..) = other.usage()?;
+    let p50 = percentile(&timed.whole, 50);
+    let gbps = |nanoseconds: u64| bytes as f64 / nanoseconds.max(1) as f64;
+    let ceiling_gbps = gbps(percentile(&ceiling.whole, 50));
+    let per_descriptor = |nanoseconds: f64| nanoseconds / descriptors.max(1) as f64;
+    let bare_p50 = bare
+        .whole
+        .get(WARM_UP..)
+        .filter(|times| !times.is_empty())
+        .map(|times| percentile(times, 50));
+    Ok(Row {
+        shape: label.to_owned(),
+        transport: "peer".to_owned(),
+        device: options.device.to_string(),
+        peer_device: options.peer_device.unwrap_or(options.device).to_string(),
+        op: direction.name().to_owned(),
+        descriptors,
+        bytes,
+        iterations: timed.whole.len(),
+        p50_us: p50 as f64 / 1e3,
+        p99_us: percentile(&timed.whole, 99) as f64 / 1e3,
+        gbps: gbps(p50),
+        ceiling_gbps,
+        ratio: gbps(p50) / ceiling_gbps,
+        submit_ns_per_descriptor: per_descriptor(percentile(&timed.submit, 50) as f64),
+        cold_us: percentile(&cold.whole, 50) as f64 / 1e3,
+        bare_us: bare_p50.map(|bare| bare as f64 / 1e3),
+        over_bare_ns_per_descriptor: bare_p50.map(|bare| per_descriptor(p50 as f64 - bare as f64)),
+        path: timed.path,
+        verified: true,
+        registered_bytes: mover_registered + other_registered,
+        peak_rss_bytes,
+        private_rss_bytes,
+        pinned_bytes,
+    })
+}
+
+/// Nearest-rank percentile.
+fn percentile(times: &[u64], percent: usize) -> u64 {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable();
+    let rank = (sorted.len() * percent).div_ceil(100).max(1);
+    sorted.get(rank - 1).copied().unwrap_or(0)
+}
+
+/// One of the two processes.
+struct Worker {
+    role: &'static str,
+    child: Child,
+    /// Taken when the worker is told to end.
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+    ready: Ready,
+}
+
+impl Worker {
+    fn start(role: &'static str, device: DeviceName) -> Result<Self, Failure> {
+        let mut child = std::process::Command::new(std::env::current_exe()?)
+            .args(["worker", "--device", &device.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("a worker has no pipes".into());
+        };
+        let mut output = BufReader::new(output);
+        let mut line = String::new();
+        output.read_line(&mut line)?;
+        if line.is_empty() {
+            return Err(
+                format!("the {role} process ended before it was ready: {}", child.wait()?).into()
+            );
+        }
+        Ok(Self { role, child, input: Some(input), output, ready: serde_json::from_str(&line)? })
+    }
+
+    fn ask(&mut self, command: &Command) -> Result<Answer, Failure> {
+        let mut line = serde_json::to_string(command)?;
+        line.push('\n');
+        let sent = match &mut self.input {
+            Some(input) => input.write_all(line.as_bytes()),
+            None => return Err(format!("the {} process was told to end", self.role).into()),
+        };
+        let mut answer = String::new();
+        if sent.is_ok() {
+            self.output.read_line(&mut answer)?;
+        }
+        if answer.is_empty() {
+            return Err(format!("the {} process ended: {}", self.role, self.child.wait()?).into());
+        }
+        match serde_json::from_str(&answer)? {
+            Answer::Failed(error) => Err(format!("{} process: {error}", self.role).into()),
+            answer => Ok(answer),
+        }
+    }
+
+    fn open(&mut self, other: &Self) -> Result<(), Failure> {
+        self.ask(&Command::Open { name: other.ready.name.clone() }).map(|_| ())
+    }
+
+    /// Address of the buffer, pieces, bytes.
+    fn prepare(&mut self, work: &Work, side: Side, seed: u64) -> Result<(u64, u64, u64), Failure> {
+        match self.ask(&Command::Prepare { work: work.clone(), side, seed })? {
+            Answer::Prepared { addr, descriptors, bytes } => Ok((addr, descriptors, bytes)),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    fn run(&mut self, command: &Command) -> Result<Ran, Failure> {
+        match self.ask(command)? {
+            Answer::Ran(ran) => Ok(ran),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    fn verify(&mut self, label: &str, source_seed: u64, guard_seed: u64) -> Result<(), Failure> {
+        match self.ask(&Command::Verify { source_seed, guard_seed })? {
+            Answer::Verified { .. } => Ok(()),
+            Answer::Mismatch(what) => Err(format!("WRONG BYTES in {label}: {what}").into()),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Registered, peak resident, private resident and pinned bytes.
+    fn usage(&mut self) -> Result<(u64, u64, u64, u64), Failure> {
+        match self.ask(&Command::Usage)? {
+            Answer::Usage { registered, peak, peak_private, pinned } => {
+                Ok((registered, peak, peak_private, pinned))
+            }
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    fn unexpected(&self, answer: &Answer) -> Failure {
+        format!("the {} process answered {answer:?}", self.role).into()
+    }
+
+    /// Closes its input, which ends it, and waits.
+    fn end(mut self) -> Result<(), Failure> {
+        self.input = None;
+        let status = self.child.wait()?;
+        if status.success() {
+            Ok(())
+        } else {
+            Err(format!("the {} process ended with {status}", self.role).into())
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // After `end` it is gone already; after a failure nobody waits for its work.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_nearest_rank() {
+        let times: Vec<u64> = (1..=100).rev().collect();
+        assert_eq!((percentile(&times, 50), percentile(&times, 99)), (50, 99));
+        assert_eq!((percentile(&[7], 50), percentile(&[7], 99), percentile(&[], 50)), (7, 7, 0));
+        assert_eq!(percentile(&[3, 1, 2], 99), 3);
+    }
+}

@@ -1,0 +1,81 @@
+//! One thing to measure: a shape or a model's KV cache, in one direction.
+
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use crate::Failure;
+use crate::layout::Layout;
+use crate::model::KvModel;
+use crate::shape::Selection;
+
+/// What to move.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub(crate) enum Work {
+    /// A shape of the table, by id.
+    Shape(String),
+    /// The KV cache of so many tokens.
+    Model { name: Option<String>, config: Option<PathBuf>, tokens: NonZeroU64, page: NonZeroU64 },
+}
+
+impl Work {
+    /// Where its pieces lie; the same in every process for the same seed.
+    pub(crate) fn layout(&self, seed: u64) -> Result<Layout, Failure> {
+        match self {
+            Self::Shape(id) => {
+                let selection: Selection = id.parse()?;
+                let shape = selection.shapes.first().ok_or("no shape")?;
+                Ok(Layout::for_shape(shape, seed))
+            }
+            Self::Model { tokens, page, .. } => {
+                Ok(Layout::for_model(&self.model()?, *tokens, *page, seed)?)
+            }
+        }
+    }
+
+    /// The name to show.
+    pub(crate) fn label(&self) -> Result<String, Failure> {
+        match self {
+            Self::Shape(id) => {
+                let selection: Selection = id.parse()?;
+                let shape = selection.shapes.first().ok_or("no shape")?;
+                Ok(match &shape.name {
+                    Some(name) => format!("{id} {name}"),
+                    None => id.clone(),
+                })
+            }
+            Self::Model { tokens, page, .. } => {
+                Ok(format!("{} {tokens} tokens, page {page}", self.model()?.name))
+            }
+        }
+    }
+
+    fn model(&self) -> Result<KvModel, Failure> {
+        match self {
+            Self::Model { config: Some(path), .. } => Ok(KvModel::from_config(path)?),
+            Self::Model { name: Some(name), .. } => Ok(name.parse::<KvModel>()?),
+            _ => Err("no model was named".into()),
+        }
+    }
+}
+
+/// Which process starts the transfer, and so which way it goes.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Direction {
+    /// The prefill process writes into the decode process's memory.
+    Write,
+    /// The decode process reads the prefill process's memory.
+    Read,
+}
+
+impl Direction {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Write => "write",
+            Self::Read => "read",
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The `kvferry` command: measure transfers between two processes, and explain the machine.
+
+mod bench;
+mod case;
+mod doctor;
+pub mod layout;
+pub mod model;
+pub mod pattern;
+mod report;
+pub mod shape;
+mod worker;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "kvferry", version, about = "Moves LLM KV cache between GPUs and host memory")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Moves named shapes, or a model's KV cache, between two processes and verifies every byte
+    Bench(bench::Options),
+    /// Explains devices, links, compilers and knobs of this machine
+    Doctor,
+    /// One of the two processes of a bench; it reads commands from standard input
+    #[command(hide = true)]
+    Worker(worker::Options),
+}
+
+fn main() -> ExitCode {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("KVFERRY_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let outcome = match Arguments::parse().command {
+        Command::Bench(options) => bench::run(&options),
+        Command::Doctor => doctor::run(),
+        Command::Worker(options) => worker::run(&options),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kvferry: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What a command fails with: a line for a person.
+type Failure = Box<dyn std::error::Error + Send + Sync>;

@@ -1,0 +1,467 @@
+//! Byte patterns that give a wrong copy away, and the check of every byte of a destination.
+//!
+//! Each aligned 8-byte word of a buffer holds a hash of its own position and a seed, so a piece
+//! that is shifted, swapped, stale or missing differs from what belongs there. Destinations start
+//! as guard pattern; after a transfer the pieces must hold the source's bytes and all other bytes
+//! must still be guard.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::layout::{Layout, Piece};
+
+/// Fills `bytes`, which start at `buffer_offset` of a source buffer, with the pattern of `seed`.
+pub fn source_fill(buffer_offset: u64, bytes: &mut [u8], seed: u64) {
+    Pattern::source(seed).fill(buffer_offset, bytes);
+}
+
+/// Fills `bytes`, which start at `buffer_offset` of a destination buffer, with the guard pattern of
+/// `guard_seed`; it differs from the source pattern of the same seed.
+pub fn guard_fill(buffer_offset: u64, bytes: &mut [u8], guard_seed: u64) {
+    Pattern::guard(guard_seed).fill(buffer_offset, bytes);
+}
+
+/// Checks destination buffers of one layout, as often as needed.
+#[derive(Debug)]
+pub struct Verifier {
+    destination_bytes: u64,
+    /// The pieces and their indices, by destination offset. Copies, because following an index
+    /// into a shuffled list of a million pieces would cost more than comparing them.
+    by_destination: Vec<(usize, Piece)>,
+}
+
+impl Verifier {
+    /// Sorts the pieces of `layout`, whose destinations must not overlap.
+    pub fn new(layout: &Layout) -> Self {
+        let mut by_destination: Vec<_> = layout.pieces.iter().copied().enumerate().collect();
+        by_destination.sort_unstable_by_key(|(_, piece)| piece.destination);
+        Self { destination_bytes: layout.destination_bytes, by_destination }
+    }
+
+    /// Reads the whole destination buffer, a chunk at a time and front to back, and compares every
+    /// byte. `read` fills its slice from the offset that it gets; what it fails with comes back.
+    pub fn verify<E>(
+        &self,
+        seed: u64,
+        guard_seed: u64,
+        read: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
+    ) -> Result<Result<Verified, Mismatch>, E> {
+        self.verify_in_chunks(CHUNK_BYTES, seed, guard_seed, read)
+    }
+
+    fn verify_in_chunks<E>(
+        &self,
+        chunk_bytes: u64,
+        seed: u64,
+        guard_seed: u64,
+        mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
+    ) -> Result<Result<Verified, Mismatch>, E> {
+        let (source, guard) = (Pattern::source(seed), Pattern::guard(guard_seed));
+        let total = self.destination_bytes;
+        let mut buffer = vec![0; chunk_bytes.min(total) as usize];
+        let mut chunk = 0..0;
+        let mut verified = Verified { piece_bytes: 0, guard_bytes: 0 };
+        for region in self.regions() {
+            let (pattern, checked) = match region.place {
+                Place::Piece { .. } => (&source, &mut verified.piece_bytes),
+                Place::Guard { .. } => (&guard, &mut verified.guard_bytes),
+            };
+            *checked += region.range.end - region.range.start;
+            let mut offset = region.range.start;
+            while offset < region.range.end {
+                if offset == chunk.end {
+                    chunk = offset..total.min(offset + chunk_bytes);
+                    read(offset, &mut buffer[..(chunk.end - chunk.start) as usize])?;
+                }
+                let end = region.range.end.min(chunk.end);
+                let found = &buffer[(offset - chunk.start) as usize..(end - chunk.start) as usize];
+                let pattern_offset = region.pattern_offset + (offset - region.range.start);
+                if let Some(wrong) = pattern.first_difference(pattern_offset, found) {
+                    return Ok(Err(Mismatch {
+                        offset: offset + wrong as u64,
+                        expected: pattern.byte(pattern_offset + wrong as u64),
+                        found: found[wrong],
+                        place: region.place,
+                    }));
+                }
+                offset = end;
+            }
+        }
+        Ok(Ok(verified))
+    }
+
+    /// The destination buffer from front to back: a guard, which may be empty, before each piece
+    /// and after the last.
+    fn regions(&self) -> impl Iterator<Item = Region> {
+        let mut guard_start = 0;
+        let mut after = None;
+        let last = self.by_destination.last();
+        let rest = last.map_or(0, |(_, piece)| piece.destination_end())..self.destination_bytes;
+        let guards_and_pieces = self.by_destination.iter().flat_map(move |&(index, piece)| {
+            let guard = Region::guard(guard_start..piece.destination, after.replace(index));
+            guard_start = piece.destination_end();
+            [guard, Region::piece(index, piece)]
+        });
+        guards_and_pieces.chain([Region::guard(rest, last.map(|&(index, _)| index))])
+    }
+}
+
+/// What a check covered; the two sums are the size of the destination buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verified {
+    /// Bytes that held the source's bytes.
+    pub piece_bytes: u64,
+    /// Bytes that held the guard pattern.
+    pub guard_bytes: u64,
+}
+
+/// The first wrong byte of a destination buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("destination byte {offset} is {found:#04x}, expected {expected:#04x}: {place}")]
+pub struct Mismatch {
+    /// From the start of the destination buffer.
+    pub offset: u64,
+    /// What belongs there.
+    pub expected: u8,
+    /// What is there.
+    pub found: u8,
+    /// What the byte is part of.
+    pub place: Place,
+}
+
+/// A part of a destination buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The piece of this index in the layout.
+    Piece {
+        /// Index in the layout's list.
+        index: usize,
+    },
+    /// Bytes that no piece covers.
+    Guard {
+        /// The piece that lies before them; `None` at the start of the buffer.
+        after: Option<usize>,
+    },
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Piece { index } => write!(formatter, "piece {index}"),
+            Self::Guard { after: Some(index) } => write!(formatter, "guard after piece {index}"),
+            Self::Guard { after: None } => write!(formatter, "guard before the first piece"),
+        }
+    }
+}
+
+const CHUNK_BYTES: u64 = 8 << 20;
+
+/// A run of destination bytes that continue one pattern.
+struct Region {
+    range: Range<u64>,
+    pattern_offset: u64,
+    place: Place,
+}
+
+impl Region {
+    fn guard(range: Range<u64>, after: Option<usize>) -> Self {
+        Self { pattern_offset: range.start, range, place: Place::Guard { after } }
+    }
+
+    fn piece(index: usize, piece: Piece) -> Self {
+        Self {
+            range: piece.destination..piece.destination_end(),
+            pattern_offset: piece.source,
+            place: Place::Piece { index },
+        }
+    }
+}
+
+/// An endless byte sequence, made of little-endian words on every machine.
+struct Pattern {
+    key: u64,
+    /// Bits to flip in every word.
+    mask: u64,
+}
+
+impl Pattern {
+    fn source(seed: u64) -> Self {
+        Self { key: mix(seed), mask: 0 }
+    }
+
+    /// The complement of the source pattern, so that the two differ in every byte even at the same
+    /// seed and offset.
+    fn guard(seed: u64) -> Self {
+        Self { key: mix(seed), mask: u64::MAX }
+    }
+
+    fn fill(&self, offset: u64, bytes: &mut [u8]) {
+        let (head, rest) = bytes.split_at_mut(head_len(offset, bytes.len()));
+        let (words, tail) = rest.as_chunks_mut::<8>();
+        let first_word = offset.div_ceil(8);
+        let tail_offset = 8 * (first_word + words.len() as u64);
+        for (index, word) in (first_word..).zip(words) {
+            *word = self.word(index);
+        }
+        head.copy_from_slice(&self.word(offset / 8)[(offset % 8) as usize..][..head.len()]);
+        tail.copy_from_slice(&self.word(tail_offset / 8)[..tail.len()]);
+    }
+
+    /// Where `bytes` first differ from the pattern at `offset`.
+    fn first_difference(&self, offset: u64, bytes: &[u8]) -> Option<usize> {
+        // Whole words, because this runs over gigabytes; only a wrong word is looked at by bytes.
+        let (head, rest) = bytes.split_at(head_len(offset, bytes.len()));
+        let (words, tail) = rest.as_chunks::<8>();
+        // `part` starts at `start` of `bytes` and lies inside one word.
+        let in_part = |start: usize, part: &[u8]| {
+            let offset = offset + start as u64;
+            let expected = &self.word(offset / 8)[(offset % 8) as usize..][..part.len()];
+            let wrong = part.iter().zip(expected).position(|(found, right)| found != right)?;
+            Some(start + wrong)
+        };
+        let in_words = || {
+            let wrong = (offset.div_ceil(8)..)
+                .zip(words)
+                .position(|(index, word)| *word != self.word(index))?;
+            in_part(head.len() + 8 * wrong, &words[wrong])
+        };
+        in_part(0, head).or_else(in_words).or_else(|| in_part(bytes.len() - tail.len(), tail))
+    }
+
+    fn byte(&self, offset: u64) -> u8 {
+        self.word(offset / 8)[(offset % 8) as usize]
+    }
+
+    fn word(&self, index: u64) -> [u8; 8] {
+        (mix(index ^ self.key) ^ self.mask).to_le_bytes()
+    }
+}
+
+/// Bytes before the first whole word of a run that starts at `offset`.
+fn head_len(offset: u64, len: usize) -> usize {
+    len.min((offset.next_multiple_of(8) - offset) as usize)
+}
+
+/// The finaliser of SplitMix64: every bit of the result depends on every bit of `word`, and no two
+/// words have the same result.
+fn mix(word: u64) -> u64 {
+    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::shape::Shape;
+
+    const SEED: u64 = 11;
+    const GUARD_SEED: u64 = 12;
+
+    fn layout(id: &str) -> Layout {
+        Layout::for_shape(Shape::all().iter().find(|shape| shape.id == id).unwrap(), 3)
+    }
+
+    /// A small layout with odd lengths and offsets; some neighbours touch, some do not.
+    fn odd_layout() -> Layout {
+        let pieces =
+            [(70, 300, 33), (8, 17, 21), (200, 100, 64), (3, 164, 1), (120, 340, 48), (20, 40, 8)]
+                .map(|(source, destination, len)| Piece { source, destination, len })
+                .to_vec();
+        Layout { pieces, source_bytes: 300, destination_bytes: 400 }
+    }
+
+    /// The destination after the copies of `pieces`, as the patterns lay it out.
+    fn destination_after(layout: &Layout, pieces: &[Piece]) -> Vec<u8> {
+        let mut source = vec![0; layout.source_bytes as usize];
+        let mut destination = vec![0; layout.destination_bytes as usize];
+        source_fill(0, &mut source, SEED);
+        guard_fill(0, &mut destination, GUARD_SEED);
+        for piece in pieces {
+            let from = &source[piece.source as usize..][..piece.len as usize];
+            destination[piece.destination as usize..][..piece.len as usize].copy_from_slice(from);
+        }
+        destination
+    }
+
+    fn verify(layout: &Layout, destination: &[u8], chunk_bytes: u64) -> Result<Verified, Mismatch> {
+        let Ok(outcome) = Verifier::new(layout).verify_in_chunks(
+            chunk_bytes,
+            SEED,
+            GUARD_SEED,
+            reader(destination),
+        );
+        outcome
+    }
+
+    fn reader(buffer: &[u8]) -> impl FnMut(u64, &mut [u8]) -> Result<(), Infallible> {
+        |offset, bytes| {
+            bytes.copy_from_slice(&buffer[offset as usize..][..bytes.len()]);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_complete_transfer_of_a_real_shape_verifies() {
+        for id in ["R2", "R6m", "W01c", "W07b"] {
+            let layout = layout(id);
+            let verified =
+                verify(&layout, &destination_after(&layout, &layout.pieces), CHUNK_BYTES).unwrap();
+            assert_eq!(verified.piece_bytes, layout.bytes(), "{id}");
+            assert_eq!(
+                verified.piece_bytes + verified.guard_bytes,
+                layout.destination_bytes,
+                "{id}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_is_found_at_every_byte_and_chunk_size() {
+        let layout = odd_layout();
+        let mut destination = destination_after(&layout, &layout.pieces);
+        for chunk_bytes in [1, 7, 8, 61, 400] {
+            assert!(verify(&layout, &destination, chunk_bytes).is_ok(), "chunks of {chunk_bytes}");
+            for offset in 0..destination.len() {
+                let right = destination[offset];
+                destination[offset] ^= 0x10;
+                let mismatch = verify(&layout, &destination, chunk_bytes).unwrap_err();
+                let index = layout.pieces.iter().position(|piece| {
+                    (piece.destination..piece.destination_end()).contains(&(offset as u64))
+                });
+                let before = || {
+                    let ended = layout
+                        .pieces
+                        .iter()
+                        .filter(|piece| piece.destination_end() <= offset as u64);
+                    let last = ended.max_by_key(|piece| piece.destination)?;
+                    layout.pieces.iter().position(|piece| piece == last)
+                };
+                let place = index.map_or_else(
+                    || Place::Guard { after: before() },
+                    |index| Place::Piece { index },
+                );
+                let expected =
+                    Mismatch { offset: offset as u64, expected: right, found: right ^ 0x10, place };
+                assert_eq!(mismatch, expected, "chunks of {chunk_bytes}");
+                destination[offset] = right;
+            }
+        }
+    }
+
+    #[test]
+    fn a_piece_that_never_arrived_is_named() {
+        let layout = layout("R2");
+        let destination = destination_after(&layout, &layout.pieces[..3839]);
+        assert_eq!(
+            verify(&layout, &destination, CHUNK_BYTES).unwrap_err().place,
+            Place::Piece { index: 3839 }
+        );
+    }
+
+    #[test]
+    fn a_copy_shifted_on_either_side_is_found() {
+        let layout = layout("R2");
+        for shift in [1, 2, 4, 8, 16, 64] {
+            for (source_shift, destination_shift) in [(shift, 0), (0, shift)] {
+                let mut pieces = layout.pieces.clone();
+                pieces[17].source += source_shift;
+                pieces[17].destination += destination_shift;
+                let destination = destination_after(&layout, &pieces);
+                let mismatch = verify(&layout, &destination, CHUNK_BYTES).unwrap_err();
+                assert_eq!(mismatch.place, Place::Piece { index: 17 }, "{:?}", pieces[17]);
+            }
+        }
+    }
+
+    #[test]
+    fn two_swapped_pieces_are_found() {
+        let layout = layout("R6");
+        let mut pieces = layout.pieces.clone();
+        let source = pieces[5].source;
+        pieces[5].source = pieces[6].source;
+        pieces[6].source = source;
+        let mismatch =
+            verify(&layout, &destination_after(&layout, &pieces), CHUNK_BYTES).unwrap_err();
+        assert!([5, 6].map(|index| Place::Piece { index }).contains(&mismatch.place), "{mismatch}");
+    }
+
+    #[test]
+    fn a_copy_one_byte_too_long_is_found_in_the_guard_behind() {
+        let layout = layout("R6m");
+        let mut pieces = layout.pieces.clone();
+        pieces[9].len += 1;
+        let mismatch =
+            verify(&layout, &destination_after(&layout, &pieces), CHUNK_BYTES).unwrap_err();
+        assert_eq!(mismatch.place, Place::Guard { after: Some(9) });
+        assert_eq!(mismatch.offset, layout.pieces[9].destination_end());
+    }
+
+    #[test]
+    fn a_stale_round_is_found_by_its_seed() {
+        let layout = odd_layout();
+        let destination = destination_after(&layout, &layout.pieces);
+        let Ok(outcome) = Verifier::new(&layout).verify(SEED + 1, GUARD_SEED, reader(&destination));
+        assert!(matches!(outcome.unwrap_err().place, Place::Piece { .. }));
+    }
+
+    #[test]
+    fn a_failed_read_comes_back_as_it_is() {
+        let outcome =
+            Verifier::new(&odd_layout()).verify(SEED, GUARD_SEED, |offset, _| Err(offset));
+        assert_eq!(outcome, Err(0));
+    }
+
+    #[test]
+    fn a_mismatch_reads_as_one_line() {
+        let mismatch = Mismatch {
+            offset: 4123,
+            expected: 0x3f,
+            found: 0,
+            place: Place::Guard { after: Some(17) },
+        };
+        assert_eq!(
+            mismatch.to_string(),
+            "destination byte 4123 is 0x00, expected 0x3f: guard after piece 17"
+        );
+    }
+
+    #[test]
+    fn source_and_guard_differ_in_every_byte_at_the_same_seed() {
+        let (mut source, mut guard) = ([0; 4096], [0; 4096]);
+        source_fill(3, &mut source, SEED);
+        guard_fill(3, &mut guard, SEED);
+        assert!(source.iter().zip(&guard).all(|(source, guard)| source != guard));
+    }
+
+    proptest! {
+        #[test]
+        fn a_fill_in_parts_equals_one_fill(
+            offset in 0u64..1 << 40, len in 0usize..200, split in 0usize..200, seed: u64,
+        ) {
+            let split = split.min(len);
+            let (mut whole, mut parts) = (vec![0; len], vec![0; len]);
+            source_fill(offset, &mut whole, seed);
+            source_fill(offset, &mut parts[..split], seed);
+            source_fill(offset + split as u64, &mut parts[split..], seed);
+            prop_assert_eq!(whole, parts);
+        }
+
+        #[test]
+        fn a_difference_is_found_where_it_is(
+            offset in 0u64..1 << 40, len in 1usize..200, wrong in 0usize..200, flip in 1u8.., seed: u64,
+        ) {
+            let wrong = wrong % len;
+            let pattern = Pattern::source(seed);
+            let mut bytes = vec![0; len];
+            pattern.fill(offset, &mut bytes);
+            prop_assert_eq!(pattern.first_difference(offset, &bytes), None);
+            bytes[wrong] ^= flip;
+            prop_assert_eq!(pattern.first_difference(offset, &bytes), Some(wrong));
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! One of the two processes of a bench. Commands come as JSON lines on standard input, one answer
+//! each goes to standard output; the process ends with its input.
+
+use std::io::{BufRead, Write};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use kvferry_engine::device::Device;
+use kvferry_engine::{
+    Buffer, Config, DeviceName, Engine, Op, Range, State, Target, measure, open_device,
+};
+use kvferry_node::{Node, NodeOptions, Peer};
+use serde::{Deserialize, Serialize};
+
+use crate::Failure;
+use crate::case::{Direction, Work};
+use crate::layout::Layout;
+use crate::pattern::{Verifier, guard_fill, source_fill};
+
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    #[arg(long)]
+    device: DeviceName,
+}
+
+/// What the bench asks of a worker.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) enum Command {
+    /// Open the other worker's node.
+    Open { name: String },
+    /// Lay out the work, and make this side's buffer large enough for it.
+    Prepare { work: Work, side: Side, seed: u64 },
+    /// Fill the source with its pattern, or the destination with guard bytes.
+    Fill { side: Side, seed: u64 },
+    /// Move the prepared work. `peer` is the address of the other side's buffer.
+    Run { direction: Direction, peer: u64, times: usize, what: What },
+    /// Compare every byte of the destination with what it must be.
+    Verify { source_seed: u64, guard_seed: u64 },
+    /// Report memory use.
+    Usage,
+}
+
+/// Which end of the transfer a worker holds.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+pub(crate) enum Side {
+    Source,
+    Destination,
+}
+
+/// What a run moves, and through what.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+pub(crate) enum What {
+    /// The pieces, through the public API.
+    Pieces,
+    /// As many bytes in one range, through the public API: the ceiling.
+    Contiguous,
+    /// The pieces, as one bare kernel launch of packed descriptors.
+    BareLaunch,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) enum Answer {
+    Opened,
+    Prepared { addr: u64, descriptors: u64, bytes: u64 },
+    Filled,
+    Ran(Ran),
+    Verified { bytes: u64 },
+    Mismatch(String),
+    Usage { registered: u64, peak: u64, peak_private: u64, pinned: u64 },
+    Failed(String),
+}
+
+/// Times of a run, in nanoseconds.
+#[derive(Debug, Default, Deserialize, Serialize)]
+pub(crate) struct Ran {
+    /// From the call of submit to completion, each time.
+    pub(crate) whole: Vec<u64>,
+    /// The call of submit alone, each time.
+    pub(crate) submit: Vec<u64>,
+    pub(crate) path: String,
+}
+
+/// The first line a worker writes.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Ready {
+    /// What the other worker opens.
+    pub(crate) name: String,
+    pub(crate) device: String,
+    pub(crate) device_name: String,
+    pub(crate) kernel: String,
+}
+
+/// A batch that does not end in this time is a failure of the bench.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Bytes filled at a time.
+const CHUNK: u64 = 4 << 20;
+
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let config = Config::from_env()?;
+    let device = open_device(options.device, &config)?;
+    let engine = Engine::new(config, vec![Arc::clone(&device)])?;
+    let node = Node::start(Arc::clone(&engine), &NodeOptions::default())?;
+    let info = device.info();
+    let ready = Ready {
+        name: node.name().to_owned(),
+        device: info.to_string(),
+        device_name: info.name.clone(),
+        kernel: info.kernel.clone(),
+    };
+    let mut worker = Worker { engine, node, device, peer: None, work: None, registered: 0 };
+    let mut output = std::io::stdout().lock();
+    let mut answer = |line: String| -> Result<(), Failure> {
+        output.write_all(line.as_bytes())?;
+        output.write_all(b"\n")?;
+        Ok(output.flush()?)
+    };
+    answer(serde_json::to_string(&ready)?)?;
+    for line in std::io::stdin().lock().lines() {
+        let command = serde_json::from_str(&line?)?;
+        let done = worker.obey(command).unwrap_or_else(|error| Answer::Failed(error.to_string()));
+        answer(serde_json::to_string(&done)?)?;
+    }
+    Ok(())
+}
+
+struct Worker {
+    engine: Arc<Engine>,
+    node: Arc<Node>,
+    device: Arc<dyn Device>,
+    peer: Option<Peer>,
+    work: Option<Prepared>,
+    /// The most bytes that were registered at once.
+    registered: u64,
+}
+
+struct Prepared {
+    layout: Layout,
+    buffer: Buffer,
+}
+
+impl Worker {
+    fn obey(&mut self, command: Command) -> Result<Answer, Failure> {
+        match command {
+            Command::Open { name } => {
+                self.peer = Some(self.node.open(&name)?);
+                Ok(Answer::Opened)
+            }
+            Command::Prepare { work, side, seed } => self.prepare(&work, side, seed),
+            Command::Fill { side, seed } => self.fill(side, seed),
+            Command::Run { direction, peer, times, what } => self.run(direction, peer, times, what),
+            Command::Verify { source_seed, guard_seed } => self.verify(source_seed, guard_seed),
+            Command::Usage => {
+                let (peak, peak_private) = peak_memory()?;
+                let pinned = self.engine.pinned_bytes();
+                Ok(Answer::Usage { registered: self.registered, peak, peak_private, pinned })
+            }
+        }
+    }
+
+    fn prepare(&mut self, work: &Work, side: Side, seed: u64) -> Result<Answer, Failure> {
+        let layout = work.layout(seed)?;
+        let bytes = layout.bytes();
+        // Room for the contiguous copy of as many bytes, too.
+        let room = match side {
+            Side::Source => layout.source_bytes.max(bytes),
+            Side::Destination => layout.destination_bytes.max(bytes),
+        };
+        let kept = self.work.take().map(|old| old.buffer).filter(|buffer| buffer.len() >= room);
+        let buffer = match kept {
+            Some(buffer) => buffer,
+            None => self.engine.allocate(&self.device, room)?,
+        };
+        self.registered = self.registered.max(buffer.len());
+        let addr = buffer.addr();
+        let descriptors = layout.pieces.len() as u64;
+        self.work = Some(Prepared { layout, buffer });
+        Ok(Answer::Prepared { addr, descriptors, bytes })
+    }
+
+    fn fill(&mut self, side: Side, seed: u64) -> Result<Answer, Failure> {
+        let Prepared { layout, buffer } = self.prepared()?;
+        let (bytes, fill): (u64, fn(u64, &mut [u8], u64)) = match side {
+            Side::Source => (layout.source_bytes, source_fill),
+            Side::Destination => (layout.destination_bytes, guard_fill),
+        };
+        let mut chunk = vec![0; CHUNK.min(bytes) as usize];
+        let mut offset = 0;
+        while offset < bytes {
+            let part = &mut chunk[..CHUNK.min(bytes - offset) as usize];
+            fill(offset, part, seed);
+            buffer.write(offset, part)?;
+            offset += part.len() as u64;
+        }
+        Ok(Answer::Filled)
+    }
+
+    fn run(
+        &mut self,
+        direction: Direction,
+        peer: u64,
+        times: usize,
+        what: What,
+    ) -> Result<Answer, Failure> {
+        let Prepared { layout, buffer } = self.prepared()?;
+        let local = buffer.addr();
+        let ranges: Vec<Range> = match what {
+            What::Contiguous => vec![Range { local, remote: peer, len: layout.bytes() }],
+            What::Pieces | What::BareLaunch => {
+                let range = |source: u64, destination: u64, len| match direction {
+                    Direction::Write => {
+                        Range { local: local + source, remote: peer + destination, len }
+                    }
+                    Direction::Read => {
+                        Range { local: local + destination, remote: peer + source, len }
+                    }
+                };
+                layout
+                    .pieces
+                    .iter()
+                    .map(|piece| range(piece.source, piece.destination, piece.len))
+                    .collect()
+            }
+        };
+        let op = match direction {
+            Direction::Write => Op::Write,
+            Direction::Read => Op::Read,
+        };
+        let opened = self.peer.as_ref().ok_or("no peer was opened")?;
+        opened.refresh()?;
+        let target = opened.target();
+        match what {
+            What::BareLaunch => {
+                let whole = measure::bare_launches(&self.engine, target, op, &ranges, times)?;
+                let whole = whole.unwrap_or_default().iter().map(nanoseconds).collect();
+                Ok(Answer::Ran(Ran { whole, ..Ran::default() }))
+            }
+            What::Pieces | What::Contiguous => {
+                self.transfer(target, op, &ranges, times).map(Answer::Ran)
+            }
+        }
+    }
+
+    fn transfer(
+        &self,
+        target: &Target,
+        op: Op,
+        ranges: &[Range],
+        times: usize,
+    ) -> Result<Ran, Failure> {
+        let mut ran = Ran::default();
+        for _ in 0..times {
+            let start = Instant::now();
+            let batch = self.engine.submit(target, op, ranges)?;
+            let submitted = start.elapsed();
+            let status = loop {
+                let status = self.engine.poll(batch)?;
+                if status.state != State::Running {
+                    break status;
+                }
+                if start.elapsed() > PATIENCE {
+                    return Err(format!("a batch did not end in {} s", PATIENCE.as_secs()).into());
+                }
+                // The processor moves host memory itself: let it.
+                if self.device.info().vendor == kvferry_engine::device::Vendor::Host {
+                    std::thread::yield_now();
+                } else {
+                    std::hint::spin_loop();
+                }
+            };
+            ran.whole.push(nanoseconds(&start.elapsed()));
+            ran.submit.push(nanoseconds(&submitted));
+            ran.path = status.path.to_string();
+            self.engine.release(batch)?;
+            if let State::Failed(error) = status.state {
+                return Err(error.into());
+            }
+        }
+        Ok(ran)
+    }
+
+    fn verify(&mut self, source_seed: u64, guard_seed: u64) -> Result<Answer, Failure> {
+        let Prepared { layout, buffer } = self.prepared()?;
+        let read = |offset, bytes: &mut [u8]| buffer.read(offset, bytes);
+        Ok(match Verifier::new(layout).verify(source_seed, guard_seed, read)? {
+            Ok(verified) => Answer::Verified { bytes: verified.piece_bytes + verified.guard_bytes },
+            Err(mismatch) => Answer::Mismatch(mismatch.to_string()),
+        })
+    }
+
+    fn prepared(&self) -> Result<&Prepared, Failure> {
+        self.work.as_ref().ok_or_else(|| "nothing was prepared".into())
+    }
+}
+
+fn nanoseconds(duration: &Duration) -> u64 {
+    duration.as_nanos() as u64
+}
+
+/// Most resident bytes of this process so far, and those now that are its own and not shared.
+fn peak_memory() -> Result<(u64, u64), Failure> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok().map(|kib| kib << 10)
+    };
+    Ok((field("VmHWM:").unwrap_or(0), field("RssAnon:").unwrap_or(0)))
+}

@@ -1,0 +1,330 @@
+//! The copy kernel: found in the cache or compiled by NVRTC, then loaded, so that no transfer
+//! waits for a compiler.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use cudarc::nvrtc::sys as nvrtc_sys;
+
+use super::context::Context;
+use super::library::{Failure, Nvrtc};
+use crate::error::{Error, Result};
+use crate::kernel::{self, CodeCache};
+
+/// The kernel, loaded into a device's context.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    context: Arc<Context>,
+    module: sys::CUmodule,
+    pub(super) function: sys::CUfunction,
+}
+
+// SAFETY: a module and a function are names that the driver takes on any thread.
+unsafe impl Send for Kernel {}
+// SAFETY: as above; neither changes after it is loaded.
+unsafe impl Sync for Kernel {}
+
+/// Why there is no kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NoKernel {
+    /// One line.
+    pub(super) reason: String,
+    /// What the compiler said.
+    pub(super) log: String,
+}
+
+impl Kernel {
+    /// Loads the kernel for a device of compute capability `capability` (90 is 9.0); also returns
+    /// where it came from.
+    pub(super) fn prepare(
+        context: &Arc<Context>,
+        capability: u32,
+        cache: &CodeCache,
+    ) -> Result<(Self, String), NoKernel> {
+        let architecture = format!("sm_{capability}");
+        let compiler = Compiler::load();
+        // Without a compiler the code of any version of it will do.
+        let kind = compiler.as_ref().map_or_else(|_| ANY_VERSION.into(), Compiler::kind);
+        if let Some(code) = cache.load(&architecture, &kind) {
+            match Self::load(context, &code) {
+                Ok(kernel) => return Ok((kernel, from_cache(cache))),
+                Err(error) => {
+                    tracing::debug!(%error, %architecture, kind, "cached kernel does not load")
+                }
+            }
+        }
+        let compiler = compiler
+            .map_err(|error| NoKernel { reason: no_compiler(error), log: String::new() })?;
+        let version = compiler.version();
+        let mut refused = Vec::new();
+        for target in targets(&compiler.architectures, capability) {
+            let code = compiler.compile(&target)?;
+            match Self::load(context, &code) {
+                Ok(kernel) => {
+                    cache.store(&architecture, &kind, &code);
+                    cache.store(&architecture, ANY_VERSION, &code);
+                    return Ok((kernel, format!("compiled for {target} by NVRTC {version}")));
+                }
+                Err(error) => refused.push(format!("code for {target} does not load: {error}")),
+            }
+        }
+        let reason = if refused.is_empty() {
+            format!("it does not know {architecture}")
+        } else {
+            refused.join("; ")
+        };
+        Err(NoKernel { reason: format!("NVRTC {version}: {reason}"), log: String::new() })
+    }
+
+    fn load(context: &Arc<Context>, code: &[u8]) -> Result<Self> {
+        let cuda = context.cuda;
+        let _scope = context.enter()?;
+        let mut module = std::ptr::null_mut();
+        // SAFETY: the code is whole, as NVRTC made it: a cubin, or PTX with the zero at its end.
+        // `CodeCache` gives back nothing but what was stored. The driver copies it.
+        unsafe { cuda.cuModuleLoadData(&mut module, code.as_ptr().cast::<c_void>()) }
+            .map_err(|failure| context.error(failure))?;
+        // From here on `Drop` unloads the module.
+        let mut kernel =
+            Self { context: Arc::clone(context), module, function: std::ptr::null_mut() };
+        let entry = CString::new(kernel::ENTRY).expect("the entry's name is an identifier");
+        // SAFETY: the module was just loaded; the name ends with a zero.
+        unsafe { cuda.cuModuleGetFunction(&mut kernel.function, module, entry.as_ptr()) }
+            .map_err(|failure| context.error(failure))?;
+        let mut threads = 0;
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
+        // SAFETY: the function was just found; the driver writes one number. With lazy loading
+        // this is what brings the code to the device.
+        unsafe { cuda.cuFuncGetAttribute(&mut threads, attribute, kernel.function) }
+            .map_err(|failure| context.error(failure))?;
+        if u32::try_from(threads).is_ok_and(|threads| threads >= kernel::BLOCK_THREADS) {
+            return Ok(kernel);
+        }
+        Err(Error::Call {
+            call: "cuFuncGetAttribute",
+            device: context.to_string(),
+            name: format!("only {threads} threads of the kernel fit in a block"),
+            code: threads,
+        })
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        let unloaded = self.context.enter().and_then(|_scope| {
+            // SAFETY: loaded by `load`, unloaded once; the driver that launches the function owns
+            // this kernel, and its queues have ended.
+            unsafe { self.context.cuda.cuModuleUnload(self.module) }
+                .map_err(|failure| self.context.error(failure))
+        });
+        if let Err(error) = unloaded {
+            tracing::debug!(%error, "the copy kernel was not unloaded");
+        }
+    }
+}
+
+/// Kind of cached code that came from some version of NVRTC.
+const ANY_VERSION: &str = "nvrtc";
+
+fn from_cache(cache: &CodeCache) -> String {
+    match &cache.directory {
+        Some(directory) => format!("loaded from cache {}", directory.display()),
+        None => "loaded from cache".into(),
+    }
+}
+
+fn no_compiler(error: Error) -> String {
+    match error {
+        Error::LibraryMissing { library, reason } => format!(
+            "cannot load {library}: {reason}; install NVRTC (of the CUDA toolkit, or the Python package \
+             nvidia-cuda-nvrtc) or add its folder to LD_LIBRARY_PATH"
+        ),
+        error => error.to_string(),
+    }
+}
+
+/// What to compile for, best first: the device's own code, then PTX of the newest architecture
+/// that both know.
+fn targets(supported: &[u32], capability: u32) -> Vec<String> {
+    let own = supported.contains(&capability).then(|| format!("sm_{capability}"));
+    let newest = supported.iter().filter(|&&architecture| architecture <= capability).max();
+    own.into_iter().chain(newest.map(|architecture| format!("compute_{architecture}"))).collect()
+}
+
+/// NVRTC and what it can do.
+#[derive(Debug)]
+struct Compiler {
+    nvrtc: &'static Nvrtc,
+    major: c_int,
+    minor: c_int,
+    architectures: Vec<u32>,
+}
+
+impl Compiler {
+    fn load() -> Result<Self> {
+        let nvrtc = Nvrtc::load()?;
+        let error = |failure: Failure| Error::Call {
+            call: failure.call,
+            device: Nvrtc::LIBRARY.into(),
+            name: name(failure.code).into(),
+            code: failure.code,
+        };
+        let (mut major, mut minor, mut count) = (0, 0, 0);
+        // SAFETY: NVRTC writes two numbers.
+        unsafe { nvrtc.nvrtcVersion(&mut major, &mut minor) }.map_err(error)?;
+        // SAFETY: NVRTC writes one number.
+        unsafe { nvrtc.nvrtcGetNumSupportedArchs(&mut count) }.map_err(error)?;
+        let mut architectures = vec![0; usize::try_from(count).unwrap_or(0)];
+        // SAFETY: NVRTC writes as many numbers as it just said.
+        unsafe { nvrtc.nvrtcGetSupportedArchs(architectures.as_mut_ptr()) }.map_err(error)?;
+        let architectures = architectures
+            .into_iter()
+            .filter_map(|architecture| u32::try_from(architecture).ok())
+            .collect();
+        Ok(Self { nvrtc, major, minor, architectures })
+    }
+
+    fn version(&self) -> String {
+        format!("{}.{}", self.major, self.minor)
+    }
+
+    fn kind(&self) -> String {
+        format!("nvrtc-{}", self.version())
+    }
+
+    /// Compiles the kernel: a cubin for a target `sm_`, PTX for a target `compute_`.
+    fn compile(&self, target: &str) -> Result<Vec<u8>, NoKernel> {
+        let nvrtc = self.nvrtc;
+        let fail = |failure: Failure, log| NoKernel {
+            reason: format!(
+                "{} failed for {target}: {} ({}), NVRTC {}",
+                failure.call,
+                name(failure.code),
+                failure.code,
+                self.version()
+            ),
+            log,
+        };
+        let source = CString::new(kernel::SOURCE).expect("the source is text without zeros");
+        let mut program = Program { nvrtc, raw: std::ptr::null_mut() };
+        // SAFETY: both texts end with a zero and NVRTC copies them; there are no headers.
+        unsafe {
+            nvrtc.nvrtcCreateProgram(
+                &mut program.raw,
+                source.as_ptr(),
+                c"copy.cu".as_ptr(),
+                0,
+                std::ptr::null(),
+                std::ptr::null(),
+            )
+        }
+        .map_err(|failure| fail(failure, String::new()))?;
+        let architecture =
+            CString::new(format!("--gpu-architecture={target}")).expect("no zero in a target");
+        let options = [architecture.as_ptr(), c"--std=c++17".as_ptr()];
+        // SAFETY: the program exists, the options outlive the call.
+        unsafe { nvrtc.nvrtcCompileProgram(program.raw, options.len() as c_int, options.as_ptr()) }
+            .map_err(|failure| fail(failure, program.log()))?;
+        let code = if target.starts_with("sm_") {
+            program.output(Nvrtc::nvrtcGetCUBINSize, Nvrtc::nvrtcGetCUBIN)
+        } else {
+            program.output(Nvrtc::nvrtcGetPTXSize, Nvrtc::nvrtcGetPTX)
+        };
+        code.map_err(|failure| fail(failure, program.log()))
+    }
+}
+
+/// A program that NVRTC holds until drop.
+struct Program {
+    nvrtc: &'static Nvrtc,
+    raw: nvrtc_sys::nvrtcProgram,
+}
+
+impl Program {
+    fn output(
+        &self,
+        size: unsafe fn(&Nvrtc, nvrtc_sys::nvrtcProgram, *mut usize) -> Result<(), Failure>,
+        bytes: unsafe fn(&Nvrtc, nvrtc_sys::nvrtcProgram, *mut c_char) -> Result<(), Failure>,
+    ) -> Result<Vec<u8>, Failure> {
+        let mut len = 0;
+        // SAFETY: the program exists; NVRTC writes one number.
+        unsafe { size(self.nvrtc, self.raw, &mut len) }?;
+        let mut output = vec![0; len];
+        // SAFETY: NVRTC writes as many bytes as it just said.
+        unsafe { bytes(self.nvrtc, self.raw, output.as_mut_ptr().cast()) }?;
+        Ok(output)
+    }
+
+    fn log(&self) -> String {
+        let log = self
+            .output(Nvrtc::nvrtcGetProgramLogSize, Nvrtc::nvrtcGetProgramLog)
+            .unwrap_or_default();
+        let text = CStr::from_bytes_until_nul(&log).map_or(&log[..], CStr::to_bytes);
+        String::from_utf8_lossy(text).trim().to_owned()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if !self.raw.is_null() {
+            // SAFETY: created once, destroyed once.
+            let _ = unsafe { self.nvrtc.nvrtcDestroyProgram(&mut self.raw) };
+        }
+    }
+}
+
+/// NVRTC's names; its own function for them gives the same.
+fn name(code: c_int) -> &'static str {
+    match code {
+        1 => "NVRTC_ERROR_OUT_OF_MEMORY",
+        2 => "NVRTC_ERROR_PROGRAM_CREATION_FAILURE",
+        3 => "NVRTC_ERROR_INVALID_INPUT",
+        4 => "NVRTC_ERROR_INVALID_PROGRAM",
+        5 => "NVRTC_ERROR_INVALID_OPTION",
+        6 => "NVRTC_ERROR_COMPILATION",
+        7 => "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE",
+        11 => "NVRTC_ERROR_INTERNAL_ERROR",
+        _ => "NVRTC error",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_code_comes_before_ptx_of_the_newest_common_architecture() {
+        assert_eq!(targets(&[75, 80, 90, 100], 90), ["sm_90", "compute_90"]);
+        assert_eq!(targets(&[75, 80, 90, 100], 103), ["compute_100"]);
+        assert_eq!(targets(&[75, 80], 70), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_kernel_compiles_for_every_architecture_that_nvrtc_knows() {
+        let compiler = match Compiler::load() {
+            Ok(compiler) => compiler,
+            Err(error) => {
+                eprintln!("SKIP NVRTC: {error}");
+                return;
+            }
+        };
+        for &architecture in
+            compiler.architectures.iter().filter(|&&architecture| architecture >= 70)
+        {
+            for target in targets(&compiler.architectures, architecture) {
+                let code = compiler
+                    .compile(&target)
+                    .unwrap_or_else(|error| panic!("{target}: {}\n{}", error.reason, error.log));
+                let cubin = target.starts_with("sm_");
+                assert_eq!(code.starts_with(b"\x7fELF"), cubin, "{target}");
+                assert!(
+                    cubin || code.ends_with(b"\0"),
+                    "{target}: the driver looks for the end of PTX"
+                );
+            }
+        }
+        let error = compiler.compile("sm_1").expect_err("no such architecture");
+        assert!(error.reason.contains("NVRTC_ERROR_INVALID_OPTION (5)"), "{error:?}");
+    }
+}

@@ -1,0 +1,264 @@
+//! What a device is: identity, memory, exports, queues.
+
+use std::fmt::{self, Debug, Display};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::queue::{Queue, QueueOptions};
+
+/// Who makes the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Vendor {
+    /// This machine's memory, copied by its processor.
+    Host,
+    /// A GPU in host memory, for tests.
+    Sim,
+    /// An NVIDIA GPU.
+    Cuda,
+}
+
+impl Vendor {
+    /// The prefix of device names: `cuda` in `cuda:0`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Sim => "sim",
+            Self::Cuda => "cuda",
+        }
+    }
+}
+
+/// Identity that is the same in every process of the host, whatever `*_VISIBLE_DEVICES` says.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceUuid(pub [u8; 16]);
+
+impl Display for DeviceUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, byte) in self.0.iter().enumerate() {
+            if matches!(index, 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Debug for DeviceUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Display::fmt(self, f)
+    }
+}
+
+bitflags::bitflags! {
+    /// What a device can do, as data: policy reads it, nobody guesses.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Capabilities: u32 {
+        /// Many small copies run as one launch.
+        const KERNEL = 1;
+        /// Its memory can be opened by another process of this host.
+        const IPC = 1 << 1;
+        /// It can read and write the memory of at least one other device.
+        const PEER = 1 << 2;
+    }
+}
+
+/// Facts about a device.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// Who makes it.
+    pub vendor: Vendor,
+    /// Its number in this process; another process may count differently.
+    pub ordinal: u32,
+    /// The vendor's product name.
+    pub name: String,
+    /// Identity across processes.
+    pub uuid: DeviceUuid,
+    /// PCI address, where it has one: `0000:0f:00.0`.
+    pub pci_bus_id: Option<String>,
+    /// Compiler target, such as `sm_90`; empty where nothing is compiled.
+    pub architecture: String,
+    /// Bytes of memory that it owns.
+    pub memory_bytes: u64,
+    /// What it can do.
+    pub capabilities: Capabilities,
+    /// Where its copy kernel came from, or why it has none.
+    pub kernel: String,
+}
+
+impl Display for DeviceInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.vendor.name(), self.ordinal)
+    }
+}
+
+/// One allocation of the driver, the unit of exporting and mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// First byte.
+    pub base: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Number that no other allocation of this process and device gets, also after this one is
+    /// freed and its address used again.
+    pub id: u64,
+}
+
+/// What another process needs to map one whole allocation.
+#[derive(Debug)]
+pub enum Export {
+    /// An opaque handle of the vendor. Two exports of one allocation may differ in every byte.
+    Handle {
+        /// The vendor's bytes.
+        bytes: Vec<u8>,
+        /// Bytes of the allocation.
+        len: u64,
+    },
+    /// A file descriptor to map.
+    File {
+        /// The descriptor; it must travel by SCM_RIGHTS.
+        fd: OwnedFd,
+        /// Bytes of the allocation.
+        len: u64,
+    },
+}
+
+impl Export {
+    /// Bytes of the allocation.
+    pub fn len(&self) -> u64 {
+        match self {
+            Self::Handle { len, .. } | Self::File { len, .. } => *len,
+        }
+    }
+
+    /// Never true: an empty allocation is not exported.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A device: owns memory, exports it, and opens queues that copy.
+///
+/// Every method may be called from any thread and leaves the calling thread's current device and
+/// context as it found them, also when it fails. None uses the legacy default stream or waits for
+/// the whole device.
+pub trait Device: Debug + Send + Sync {
+    /// Facts about the device.
+    fn info(&self) -> &DeviceInfo;
+
+    /// Allocates device memory; contents undefined. Aligned to at least 256 bytes.
+    fn allocate(self: Arc<Self>, bytes: u64) -> Result<Memory>;
+
+    /// The allocation that `addr` lies in.
+    ///
+    /// # Errors
+    /// [`Error::UnknownAddress`](crate::Error::UnknownAddress) if it is not this device's memory.
+    fn allocation(&self, addr: u64) -> Result<Allocation>;
+
+    /// Makes an export of the whole allocation. Call it once per allocation, not per region: some
+    /// drivers leak memory per call (FAILURES.md B06).
+    fn export(&self, allocation: &Allocation) -> Result<Export>;
+
+    /// Maps another process's allocation into this process. May be slow; hold no lock.
+    ///
+    /// # Errors
+    /// [`Error::SameProcess`](crate::Error::SameProcess) for an export made by this process, and
+    /// [`Error::AlreadyMapped`](crate::Error::AlreadyMapped) if someone else here has it open.
+    fn open(self: Arc<Self>, export: Export) -> Result<Mapping>;
+
+    /// Whether this device can read and write memory of the device with that identity.
+    fn reaches(&self, other: &DeviceUuid) -> bool;
+
+    /// Opens a queue and all that it will need: streams, events, descriptor ring.
+    fn queue(self: Arc<Self>, options: &QueueOptions) -> Result<Box<dyn Queue>>;
+
+    /// Copies `bytes` to the device and returns when they are there. For set-up and checks.
+    ///
+    /// # Safety
+    /// `[addr, addr + bytes.len())` is memory that this device may write and nobody else uses now.
+    unsafe fn write(&self, addr: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Copies from the device and returns when `bytes` is full. For set-up and checks.
+    ///
+    /// # Safety
+    /// `[addr, addr + bytes.len())` is memory that this device may read and nobody writes now.
+    unsafe fn read(&self, addr: u64, bytes: &mut [u8]) -> Result<()>;
+}
+
+/// The half of a device that ends what [`Memory`] and [`Mapping`] began.
+pub(crate) trait Release: Debug + Send + Sync {
+    fn free(&self, addr: u64);
+    fn close(&self, mapped: u64, len: u64);
+}
+
+/// Device memory that is freed when dropped.
+#[derive(Debug)]
+pub struct Memory {
+    addr: u64,
+    len: u64,
+    device: Arc<dyn Release>,
+}
+
+impl Memory {
+    pub(crate) fn new(addr: u64, len: u64, device: Arc<dyn Release>) -> Self {
+        Self { addr, len, device }
+    }
+
+    /// First byte.
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Never true: empty memory is not allocated.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.device.free(self.addr);
+    }
+}
+
+/// Another process's allocation, mapped here until dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    addr: u64,
+    len: u64,
+    device: Arc<dyn Release>,
+}
+
+impl Mapping {
+    pub(crate) fn new(addr: u64, len: u64, device: Arc<dyn Release>) -> Self {
+        Self { addr, len, device }
+    }
+
+    /// Where the allocation's first byte is in this process.
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Never true: an empty allocation is not exported.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.device.close(self.addr, self.len);
+    }
+}

@@ -1,0 +1,89 @@
+//! The calls that differ between vendors, one to one with a driver API. Everything above is
+//! written once, in `gpu.rs`.
+
+use std::fmt::Debug;
+
+use crate::device::{Allocation, DeviceInfo, DeviceUuid, Export};
+use crate::error::Result;
+
+/// Page-locked host memory that the device reads and writes in place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pinned {
+    /// Where the processor sees it.
+    pub(crate) host: *mut u8,
+    /// Where the device sees it.
+    pub(crate) device: u64,
+    /// Bytes.
+    pub(crate) len: u64,
+}
+
+// SAFETY: a pointer and two numbers; whoever dereferences `host` says why that is sound there.
+unsafe impl Send for Pinned {}
+
+/// One device of one vendor.
+///
+/// All methods but `info`, `reaches` and `enter` run inside a scope made by [`Driver::enter`].
+/// Streams are non-blocking: they never wait for the legacy default stream.
+pub(crate) trait Driver: Debug + Send + Sync + Sized + 'static {
+    /// Makes this device current for the thread; dropping it restores what was current before.
+    type Scope<'a>;
+    /// An ordered sequence of work.
+    type Stream: Copy + Debug + Send;
+    /// A marker in a stream.
+    type Event: Copy + Debug + Send;
+
+    fn info(&self) -> &DeviceInfo;
+    /// Whether this device can read and write the memory of another one of this process.
+    fn reaches(&self, other: &DeviceUuid) -> bool;
+    fn enter(&self) -> Result<Self::Scope<'_>>;
+
+    fn allocate(&self, bytes: u64) -> Result<u64>;
+    fn free(&self, addr: u64) -> Result<()>;
+    fn allocate_pinned(&self, bytes: u64) -> Result<Pinned>;
+    fn free_pinned(&self, memory: Pinned) -> Result<()>;
+    fn allocation(&self, addr: u64) -> Result<Allocation>;
+
+    fn export(&self, allocation: &Allocation) -> Result<Export>;
+    /// Maps an export of another process, returns the address of its first byte.
+    fn open(&self, export: Export) -> Result<u64>;
+    fn close(&self, mapped: u64, len: u64) -> Result<()>;
+
+    fn create_stream(&self, high_priority: bool) -> Result<Self::Stream>;
+    fn destroy_stream(&self, stream: Self::Stream) -> Result<()>;
+    /// An event without timing.
+    fn create_event(&self) -> Result<Self::Event>;
+    fn destroy_event(&self, event: Self::Event) -> Result<()>;
+    fn record(&self, event: Self::Event, stream: Self::Stream) -> Result<()>;
+    /// Whether all work before the last `record` is done; never blocks.
+    fn fired(&self, event: Self::Event) -> Result<bool>;
+
+    /// Threads of one warp (wave): one descriptor each.
+    fn warp_lanes(&self) -> u32;
+
+    /// # Safety
+    /// As [`crate::Queue::submit`], until an event recorded after it on `stream` fires.
+    unsafe fn copy(&self, stream: Self::Stream, dst: u64, src: u64, len: u64) -> Result<()>;
+    /// Starts the copy kernel over `count` descriptors at the device address `descriptors`.
+    /// Only where [`crate::Capabilities::KERNEL`] is set; `count` and `blocks` are at least 1.
+    ///
+    /// # Safety
+    /// As `copy`; the descriptors stay as they are until then, too.
+    unsafe fn launch(
+        &self,
+        stream: Self::Stream,
+        descriptors: u64,
+        count: u32,
+        blocks: u32,
+    ) -> Result<()>;
+
+    /// Copies host bytes to the device on `stream` and waits.
+    ///
+    /// # Safety
+    /// As [`crate::Device::write`].
+    unsafe fn write(&self, stream: Self::Stream, addr: u64, bytes: &[u8]) -> Result<()>;
+    /// Copies device bytes to the host on `stream` and waits.
+    ///
+    /// # Safety
+    /// As [`crate::Device::read`].
+    unsafe fn read(&self, stream: Self::Stream, addr: u64, bytes: &mut [u8]) -> Result<()>;
+}

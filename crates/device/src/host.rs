@@ -1,0 +1,201 @@
+//! Host memory as a device: what a machine without a GPU uses, and what runs everywhere.
+//!
+//! Memory comes from memfd, so another process of this host can map it.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use rustix::io::fcntl_dupfd_cloexec;
+use sha2::{Digest, Sha256};
+
+use crate::device::{Allocation, Capabilities, Device, DeviceInfo, DeviceUuid, Export, Vendor};
+use crate::driver::{Driver, Pinned};
+use crate::error::{Error, Result};
+use crate::gpu::GpuDevice;
+use crate::queue::CopyDescriptor;
+use crate::software::{Executor, SharedMemory, map, unmap};
+
+/// Opens host memory as a device. Copies run on a thread of the device.
+///
+/// # Errors
+/// [`Error::NoDevice`] if that thread cannot be started.
+pub fn host() -> Result<Arc<dyn Device>> {
+    let executor = Executor::new("kvferry-host".into()).map_err(|error| Error::NoDevice {
+        device: "host:0".into(),
+        reason: format!("no thread: {error}"),
+    })?;
+    Ok(GpuDevice::new(HostDriver { info: info(), executor, memory: SharedMemory::default() })?)
+}
+
+#[derive(Debug)]
+struct HostDriver {
+    info: DeviceInfo,
+    executor: Executor,
+    memory: SharedMemory,
+}
+
+fn info() -> DeviceInfo {
+    // One identity in all processes of this boot, and another one on every other host.
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digest = Sha256::new().chain_update(b"kvferry host memory").chain_update(boot).finalize();
+    let mut uuid = [0; 16];
+    uuid.copy_from_slice(&digest[..16]);
+    let memory = rustix::system::sysinfo();
+    DeviceInfo {
+        vendor: Vendor::Host,
+        ordinal: 0,
+        name: "host memory".into(),
+        uuid: DeviceUuid(uuid),
+        pci_bus_id: None,
+        architecture: String::new(),
+        memory_bytes: u64::from(memory.mem_unit) * memory.totalram as u64,
+        capabilities: Capabilities::KERNEL | Capabilities::IPC,
+        kernel: "the processor copies".into(),
+    }
+}
+
+/// Maps a `rustix` failure of the call named `call`.
+pub(crate) fn system_error(
+    info: &DeviceInfo,
+    call: &'static str,
+    bytes: u64,
+    error: rustix::io::Errno,
+) -> Error {
+    if error == rustix::io::Errno::NOMEM {
+        return Error::OutOfMemory { device: info.to_string(), kind: "host", bytes };
+    }
+    Error::Call {
+        call,
+        device: info.to_string(),
+        name: error.to_string(),
+        code: error.raw_os_error(),
+    }
+}
+
+impl Driver for HostDriver {
+    type Scope<'a> = ();
+    type Stream = usize;
+    type Event = usize;
+
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn reaches(&self, _other: &DeviceUuid) -> bool {
+        false
+    }
+
+    fn enter(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<u64> {
+        self.memory.allocate(bytes).map_err(|error| system_error(&self.info, "memfd", bytes, error))
+    }
+
+    fn free(&self, addr: u64) -> Result<()> {
+        self.memory.free(addr).ok_or_else(|| self.unknown(addr))
+    }
+
+    fn allocate_pinned(&self, bytes: u64) -> Result<Pinned> {
+        let base = self.allocate(bytes)?;
+        Ok(Pinned { host: base as *mut u8, device: base, len: bytes })
+    }
+
+    fn free_pinned(&self, memory: Pinned) -> Result<()> {
+        self.free(memory.device)
+    }
+
+    fn allocation(&self, addr: u64) -> Result<Allocation> {
+        self.memory.find(addr).ok_or_else(|| self.unknown(addr))
+    }
+
+    fn export(&self, allocation: &Allocation) -> Result<Export> {
+        let fd = self.memory.with_fd(allocation.base, |fd| fcntl_dupfd_cloexec(fd, 0));
+        let fd = fd.ok_or_else(|| self.unknown(allocation.base))?;
+        let fd = fd.map_err(|error| system_error(&self.info, "fcntl", allocation.len, error))?;
+        Ok(Export::File { fd, len: allocation.len })
+    }
+
+    fn open(&self, export: Export) -> Result<u64> {
+        let Export::File { fd, len } = export else {
+            return Err(Error::BadExport {
+                device: self.info.to_string(),
+                reason: "host memory is opened by a file descriptor, not by a handle".into(),
+            });
+        };
+        map(fd.as_fd(), len).map_err(|error| system_error(&self.info, "mmap", len, error))
+    }
+
+    fn close(&self, mapped: u64, len: u64) -> Result<()> {
+        unmap(mapped, len);
+        Ok(())
+    }
+
+    fn create_stream(&self, _high_priority: bool) -> Result<usize> {
+        Ok(self.executor.create_stream())
+    }
+
+    fn destroy_stream(&self, stream: usize) -> Result<()> {
+        self.executor.destroy_stream(stream);
+        Ok(())
+    }
+
+    fn create_event(&self) -> Result<usize> {
+        Ok(self.executor.create_event())
+    }
+
+    fn destroy_event(&self, event: usize) -> Result<()> {
+        self.executor.destroy_event(event);
+        Ok(())
+    }
+
+    fn record(&self, event: usize, stream: usize) -> Result<()> {
+        self.executor.record(event, stream);
+        Ok(())
+    }
+
+    fn fired(&self, event: usize) -> Result<bool> {
+        Ok(self.executor.fired(event))
+    }
+
+    fn warp_lanes(&self) -> u32 {
+        32
+    }
+
+    unsafe fn copy(&self, stream: usize, dst: u64, src: u64, len: u64) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.executor.copy(stream, CopyDescriptor { src, dst, len }) };
+        Ok(())
+    }
+
+    unsafe fn launch(
+        &self,
+        stream: usize,
+        descriptors: u64,
+        count: u32,
+        _blocks: u32,
+    ) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.executor.launch(stream, descriptors, count) };
+        Ok(())
+    }
+
+    unsafe fn write(&self, _stream: usize, addr: u64, bytes: &[u8]) -> Result<()> {
+        // SAFETY: the caller says that the range is writable and nobody else's now.
+        unsafe { (addr as *mut u8).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    unsafe fn read(&self, _stream: usize, addr: u64, bytes: &mut [u8]) -> Result<()> {
+        // SAFETY: the caller says that the range is readable and nobody writes it now.
+        unsafe { (addr as *const u8).copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+}
+
+impl HostDriver {
+    fn unknown(&self, addr: u64) -> Error {
+        Error::UnknownAddress { device: self.info.to_string(), addr }
+    }
+}

@@ -1,0 +1,331 @@
+//! The copy kernel as data: its source, its launch geometry, and a disk cache of its compiled
+//! forms.
+//!
+//! The cache only saves time. Whatever is wrong with it (no directory, no space, foreign or
+//! altered files) means a compile, never an error. A cached file is code that runs on the device,
+//! so it counts only if nobody but this user can have written it.
+
+#![cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "only backends that compile use most of it")
+)]
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, open, openat};
+use rustix::process::geteuid;
+use sha2::{Digest, Sha256};
+
+/// The source of the copy kernel, for NVRTC and hipRTC.
+pub(crate) const SOURCE: &str = include_str!("../../../kernels/copy.cu");
+
+/// The name of the kernel in [`SOURCE`].
+pub(crate) const ENTRY: &str = "kvferry_copy";
+
+/// Threads of a block; the kernel is compiled for exactly this many.
+pub(crate) const BLOCK_THREADS: u32 = 256;
+
+/// Blocks for `count` descriptors: one warp of `lanes` threads each while that fits into
+/// `max_blocks`; beyond it warps take several.
+pub(crate) fn grid(count: u32, lanes: u32, max_blocks: u32) -> u32 {
+    count.div_ceil(BLOCK_THREADS / lanes).clamp(1, max_blocks.max(1))
+}
+
+/// Compiled kernels on disk, one file for each source, architecture and kind.
+#[derive(Clone, Debug)]
+pub(crate) struct CodeCache {
+    /// Made when needed, with mode 0700; `None` turns the cache off.
+    pub(crate) directory: Option<PathBuf>,
+}
+
+/// A file starts with the digest of its key and its code, so a file that was cut short, altered
+/// or renamed to another key does not match.
+const DIGEST_BYTES: usize = 32;
+
+/// Far above any real kernel (about 20 KB); bounds what a load reads.
+const MAX_CODE_BYTES: u64 = 16 << 20;
+
+impl CodeCache {
+    /// The code that [`Self::store`] kept. `kind` names the form and the compiler's version
+    /// ("cubin 12.9"), as one compiler's output may be wrong for another driver.
+    pub(crate) fn load(&self, architecture: &str, kind: &str) -> Option<Vec<u8>> {
+        let directory = self.directory.as_deref()?;
+        let key = Key::new(architecture, kind);
+        match key.load(directory) {
+            Ok(code) => Some(code),
+            Err(error) => {
+                tracing::debug!(directory = %directory.display(), file = key.file_name, %error, "no cached kernel");
+                None
+            }
+        }
+    }
+
+    /// Keeps `code` for later processes, replacing what was there.
+    pub(crate) fn store(&self, architecture: &str, kind: &str, code: &[u8]) {
+        let Some(directory) = self.directory.as_deref() else { return };
+        let key = Key::new(architecture, kind);
+        if let Err(error) = key.store(directory, code) {
+            tracing::debug!(directory = %directory.display(), file = key.file_name, %error, "kernel not cached");
+        }
+    }
+}
+
+struct Key {
+    digest: [u8; DIGEST_BYTES],
+    file_name: String,
+}
+
+impl Key {
+    fn new(architecture: &str, kind: &str) -> Self {
+        let mut hasher = Sha256::new();
+        for part in [SOURCE, architecture, kind] {
+            // The length keeps ("a", "bc") and ("ab", "c") apart.
+            hasher.update((part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+        let digest: [u8; DIGEST_BYTES] = hasher.finalize().into();
+        let hex: String = digest[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        let file_name = format!("{}-{}-{hex}", readable(architecture), readable(kind));
+        Self { digest, file_name }
+    }
+
+    fn digest_with(&self, code: &[u8]) -> [u8; DIGEST_BYTES] {
+        Sha256::new().chain_update(self.digest).chain_update(code).finalize().into()
+    }
+
+    fn load(&self, directory: &Path) -> io::Result<Vec<u8>> {
+        let directory = open_directory(directory)?;
+        // Not blocking, should the name be a pipe: it is refused below.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let file = openat(&directory, self.file_name.as_str(), flags, Mode::empty())?;
+        let stat = only_ours(file.as_fd())?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(refused("not a regular file"));
+        }
+        let mut bytes = Vec::new();
+        File::from(file).take(DIGEST_BYTES as u64 + MAX_CODE_BYTES).read_to_end(&mut bytes)?;
+        match bytes.split_at_checked(DIGEST_BYTES) {
+            Some((digest, code)) if digest == self.digest_with(code) => Ok(code.to_vec()),
+            _ => Err(refused("its digest does not match")),
+        }
+    }
+
+    fn store(&self, directory: &Path, code: &[u8]) -> io::Result<()> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        open_directory(directory)?;
+        // A rename shows other processes the whole file or none. What a crash may leave behind is
+        // caught by the digest, so nothing is synced.
+        let mut file = tempfile::Builder::new().prefix(".new-").tempfile_in(directory)?;
+        file.write_all(&self.digest_with(code))?;
+        file.write_all(code)?;
+        file.persist(directory.join(&self.file_name))?;
+        Ok(())
+    }
+}
+
+/// `text` as part of a file name, for people who look into the directory; the digest beside it is
+/// what tells keys apart.
+fn readable(text: &str) -> String {
+    let keep = |character: char| {
+        if character.is_ascii_alphanumeric() || character == '_' { character } else { '_' }
+    };
+    text.chars().take(32).map(keep).collect()
+}
+
+fn open_directory(path: &Path) -> io::Result<impl AsFd> {
+    let directory =
+        open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    only_ours(directory.as_fd())?;
+    Ok(directory)
+}
+
+/// Refuses what another user owns or may write. Judges the open file, not its name, which may
+/// mean something else a moment later.
+fn only_ours(fd: BorrowedFd<'_>) -> io::Result<Stat> {
+    let stat = fstat(fd)?;
+    if stat.st_uid != geteuid().as_raw() {
+        return Err(refused("it belongs to another user"));
+    }
+    if Mode::from_raw_mode(stat.st_mode).intersects(Mode::WGRP | Mode::WOTH) {
+        return Err(refused("others may write to it"));
+    }
+    Ok(stat)
+}
+
+fn refused(reason: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    const CODE: &[u8] = b"\x7fELF and so on";
+
+    fn cache_in(directory: &tempfile::TempDir) -> (CodeCache, PathBuf) {
+        let path = directory.path().join("kvferry").join("kernels");
+        (CodeCache { directory: Some(path.clone()) }, path)
+    }
+
+    fn only_file(directory: &Path) -> PathBuf {
+        let files: Vec<_> =
+            fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(files.len(), 1, "{files:?}");
+        files[0].clone()
+    }
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn source_defines_the_entry_and_the_block_size() {
+        assert!(SOURCE.contains(&format!("{ENTRY}(const CopyDescriptor* descriptors, u32 count)")));
+        assert!(SOURCE.contains(&format!("#define BLOCK {BLOCK_THREADS}\n")));
+    }
+
+    #[test]
+    fn grid_gives_each_descriptor_a_warp_until_the_bound() {
+        for (count, lanes, max_blocks, blocks) in [
+            (1, 32, 528, 1),
+            (8, 32, 528, 1),
+            (9, 32, 528, 2),
+            (9, 64, 528, 3),
+            (8192, 32, 528, 528),
+            (u32::MAX, 64, u32::MAX, 1 << 30),
+            (0, 32, 528, 1),
+            (100, 32, 0, 1),
+        ] {
+            assert_eq!(
+                grid(count, lanes, max_blocks),
+                blocks,
+                "{count} descriptors, {lanes} lanes"
+            );
+        }
+    }
+
+    #[test]
+    fn stored_code_is_loaded_for_the_same_architecture_and_kind_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let (cache, path) = cache_in(&directory);
+        assert_eq!(cache.load("sm_90", "cubin 12.9"), None);
+        cache.store("sm_90", "cubin 12.9", b"first");
+        cache.store("sm_90", "cubin 12.9", CODE);
+        assert_eq!(cache.load("sm_90", "cubin 12.9").as_deref(), Some(CODE));
+        assert_eq!(cache.load("sm_90", "cubin 13.5"), None);
+        assert_eq!(cache.load("sm_90c", "ubin 12.9"), None);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(fs::metadata(only_file(&path)).unwrap().permissions().mode() & 0o077, 0);
+    }
+
+    #[test]
+    fn hostile_names_stay_inside_the_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let (cache, path) = cache_in(&directory);
+        let architecture = format!("../../gfx90a:sramecc+:xnack-/\0{}", "x".repeat(500));
+        cache.store(&architecture, "../hsaco", CODE);
+        assert_eq!(cache.load(&architecture, "../hsaco").as_deref(), Some(CODE));
+        only_file(&path);
+        // Both names read the same once sanitised.
+        assert_eq!(cache.load(&architecture.replace(':', "+"), "../hsaco"), None);
+    }
+
+    #[test]
+    fn cut_or_altered_file_is_ignored_and_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let (cache, path) = cache_in(&directory);
+        cache.store("sm_90", "cubin", CODE);
+        let file = only_file(&path);
+        let whole = fs::read(&file).unwrap();
+        for len in 0..whole.len() {
+            fs::write(&file, &whole[..len]).unwrap();
+            assert_eq!(cache.load("sm_90", "cubin"), None, "cut to {len} bytes");
+        }
+        for at in 0..whole.len() {
+            let mut altered = whole.clone();
+            altered[at] ^= 1;
+            fs::write(&file, &altered).unwrap();
+            assert_eq!(cache.load("sm_90", "cubin"), None, "byte {at} altered");
+        }
+        cache.store("sm_90", "cubin", CODE);
+        assert_eq!(cache.load("sm_90", "cubin").as_deref(), Some(CODE));
+    }
+
+    #[test]
+    fn file_of_another_key_is_ignored_under_this_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let (cache, path) = cache_in(&directory);
+        cache.store("sm_80", "cubin", CODE);
+        fs::rename(only_file(&path), path.join(Key::new("sm_90", "cubin").file_name)).unwrap();
+        assert_eq!(cache.load("sm_90", "cubin"), None);
+    }
+
+    #[test]
+    fn what_others_may_write_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let (cache, path) = cache_in(&directory);
+        cache.store("sm_90", "cubin", CODE);
+        let file = only_file(&path);
+        for mode in [0o620, 0o602] {
+            set_mode(&file, mode);
+            assert_eq!(cache.load("sm_90", "cubin"), None, "file mode {mode:o}");
+        }
+        set_mode(&file, 0o600);
+        for mode in [0o770, 0o1777] {
+            set_mode(&path, mode);
+            assert_eq!(cache.load("sm_90", "cubin"), None, "directory mode {mode:o}");
+            cache.store("sm_80", "cubin", CODE);
+            assert_eq!(only_file(&path), file, "stored into a directory of mode {mode:o}");
+        }
+        set_mode(&path, 0o700);
+        assert_eq!(cache.load("sm_90", "cubin").as_deref(), Some(CODE));
+    }
+
+    #[test]
+    fn what_another_user_owns_is_refused() {
+        if !geteuid().is_root() {
+            eprintln!("SKIP what_another_user_owns_is_refused: only root can give files away");
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let (cache, path) = cache_in(&directory);
+        cache.store("sm_90", "cubin", CODE);
+        let file = only_file(&path);
+        std::os::unix::fs::chown(&file, Some(12345), None).unwrap();
+        assert_eq!(cache.load("sm_90", "cubin"), None, "file");
+        std::os::unix::fs::chown(&file, Some(0), None).unwrap();
+        std::os::unix::fs::chown(&path, Some(12345), None).unwrap();
+        assert_eq!(cache.load("sm_90", "cubin"), None, "directory");
+    }
+
+    #[test]
+    fn link_or_pipe_in_place_of_the_file_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let (cache, path) = cache_in(&directory);
+        cache.store("sm_90", "cubin", CODE);
+        let file = only_file(&path);
+        let elsewhere = directory.path().join("elsewhere");
+        fs::rename(&file, &elsewhere).unwrap();
+        symlink(&elsewhere, &file).unwrap();
+        assert_eq!(cache.load("sm_90", "cubin"), None);
+        fs::remove_file(&file).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &file, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        assert_eq!(cache.load("sm_90", "cubin"), None);
+    }
+
+    #[test]
+    fn cache_without_a_usable_directory_does_nothing() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for directory in [None, Some(file.path().to_owned()), Some(file.path().join("below"))] {
+            let cache = CodeCache { directory };
+            cache.store("sm_90", "cubin", CODE);
+            assert_eq!(cache.load("sm_90", "cubin"), None);
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! Streams, events and shareable memory in plain host memory: what the host device and the
+//! simulated GPU have in common. Work is deferred: a thread of the device runs it later, as a GPU
+//! would.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::device::Allocation;
+use crate::queue::CopyDescriptor;
+
+/// Allocation numbers are unique in the process, so that a reused address never looks familiar.
+static NEXT_ALLOCATION: AtomicU64 = AtomicU64::new(1);
+
+/// Host memory that another process can map, one memfd an allocation.
+#[derive(Debug, Default)]
+pub(crate) struct SharedMemory {
+    blocks: Mutex<BTreeMap<u64, Block>>,
+}
+
+#[derive(Debug)]
+struct Block {
+    len: u64,
+    id: u64,
+    fd: OwnedFd,
+}
+
+impl SharedMemory {
+    /// Allocates `bytes` of zeros; pages are taken when first touched.
+    pub(crate) fn allocate(&self, bytes: u64) -> rustix::io::Result<u64> {
+        let fd = memfd_create("kvferry", MemfdFlags::CLOEXEC)?;
+        ftruncate(&fd, bytes)?;
+        let base = map(fd.as_fd(), bytes)?;
+        let id = NEXT_ALLOCATION.fetch_add(1, Ordering::Relaxed);
+        self.blocks().insert(base, Block { len: bytes, id, fd });
+        Ok(base)
+    }
+
+    /// Frees what `allocate` returned; `None` if it did not.
+    pub(crate) fn free(&self, base: u64) -> Option<()> {
+        let block = self.blocks().remove(&base)?;
+        unmap(base, block.len);
+        Some(())
+    }
+
+    pub(crate) fn find(&self, addr: u64) -> Option<Allocation> {
+        let blocks = self.blocks();
+        let (&base, block) = blocks.range(..=addr).next_back()?;
+        (addr - base < block.len).then_some(Allocation { base, len: block.len, id: block.id })
+    }
+
+    /// Shows the file of the allocation at `base`; `None` if there is none.
+    pub(crate) fn with_fd<R>(
+        &self,
+        base: u64,
+        use_fd: impl FnOnce(BorrowedFd<'_>) -> R,
+    ) -> Option<R> {
+        Some(use_fd(self.blocks().get(&base)?.fd.as_fd()))
+    }
+
+    fn blocks(&self) -> MutexGuard<'_, BTreeMap<u64, Block>> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        for (base, block) in std::mem::take(&mut *self.blocks()) {
+            unmap(base, block.len);
+        }
+    }
+}
+
+/// Maps all `len` bytes of a memfd, refusing one that is shorter (a touch beyond its end would be
+/// a bus error).
+pub(crate) fn map(fd: BorrowedFd<'_>, len: u64) -> rustix::io::Result<u64> {
+    let size = fstat(fd)?.st_size;
+    if u64::try_from(size).is_ok_and(|size| size < len) || len > isize::MAX as u64 {
+        return Err(rustix::io::Errno::INVAL);
+    }
+    // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
+    let base = unsafe {
+        mmap(
+            std::ptr::null_mut(),
+            len as usize,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            fd,
+            0,
+        )
+    }?;
+    Ok(base as u64)
+}
+
+/// Unmaps what [`map`] returned.
+pub(crate) fn unmap(base: u64, len: u64) {
+    // SAFETY: `base` and `len` come from `map`, and the owner (a `Memory` or a `Mapping`, both
+    // dropped once) says that nothing uses the range any more.
+    if let Err(error) = unsafe { munmap(base as *mut _, len as usize) } {
+        tracing::warn!(%error, base, len, "munmap failed");
+    }
+}
+
+/// Streams and events, run by one thread.
+#[derive(Debug)]
+pub(crate) struct Executor {
+    shared: Arc<Shared>,
+    worker: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    streams: Vec<VecDeque<Work>>,
+    free_streams: Vec<usize>,
+    events: Vec<EventState>,
+    free_events: Vec<usize>,
+    next: usize,
+    held: bool,
+    stop: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct EventState {
+    recorded: u64,
+    fired: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Work {
+    Copy(CopyDescriptor),
+    Launch { descriptors: u64, count: u32 },
+    Record { event: usize, ticket: u64 },
+}
+
+impl Executor {
+    pub(crate) fn new(name: String) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared { state: Mutex::default(), work: Condvar::new() });
+        let worker = std::thread::Builder::new().name(name).spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.run()
+        })?;
+        Ok(Self { shared, worker: Some(worker) })
+    }
+
+    pub(crate) fn create_stream(&self) -> usize {
+        let mut state = self.shared.state();
+        state.free_streams.pop().unwrap_or_else(|| {
+            state.streams.push(VecDeque::new());
+            state.streams.len() - 1
+        })
+    }
+
+    /// The stream must be idle; its number may be given out again.
+    pub(crate) fn destroy_stream(&self, stream: usize) {
+        self.shared.state().free_streams.push(stream);
+    }
+
+    pub(crate) fn create_event(&self) -> usize {
+        let mut state = self.shared.state();
+        state.free_events.pop().unwrap_or_else(|| {
+            state.events.push(EventState::default());
+            state.events.len() - 1
+        })
+    }
+
+    pub(crate) fn destroy_event(&self, event: usize) {
+        self.shared.state().free_events.push(event);
+    }
+
+    pub(crate) fn record(&self, event: usize, stream: usize) {
+        let mut state = self.shared.state();
+        state.events[event].recorded += 1;
+        let ticket = state.events[event].recorded;
+        self.shared.push(state, stream, Work::Record { event, ticket });
+    }
+
+    pub(crate) fn fired(&self, event: usize) -> bool {
+        let EventState { recorded, fired } = self.shared.state().events[event];
+        fired >= recorded
+    }
+
+    /// # Safety
+    /// As [`crate::Queue::submit`], until a later event on the stream fires.
+    pub(crate) unsafe fn copy(&self, stream: usize, copy: CopyDescriptor) {
+        self.shared.push(self.shared.state(), stream, Work::Copy(copy));
+    }
+
+    /// # Safety
+    /// As `copy`; `descriptors` is the address of `count` descriptors that stay as they are.
+    pub(crate) unsafe fn launch(&self, stream: usize, descriptors: u64, count: u32) {
+        self.shared.push(self.shared.state(), stream, Work::Launch { descriptors, count });
+    }
+
+    /// While held, nothing runs: no copy starts and no event fires.
+    #[cfg(feature = "testing")]
+    pub(crate) fn hold(&self, held: bool) {
+        self.shared.state().held = held;
+        self.shared.work.notify_one();
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        self.shared.state().stop = true;
+        self.shared.work.notify_one();
+        if let Some(worker) = self.worker.take() {
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, mut state: MutexGuard<'_, State>, stream: usize, work: Work) {
+        state.streams[stream].push_back(work);
+        drop(state);
+        self.work.notify_one();
+    }
+
+    fn run(&self) {
+        let mut state = self.state();
+        loop {
+            if state.stop {
+                return;
+            }
+            let Some(work) = state.take_work() else {
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            if let Work::Record { event, ticket } = work {
+                state.events[event].fired = state.events[event].fired.max(ticket);
+                continue;
+            }
+            drop(state);
+            // SAFETY: whoever enqueued the work promised that its ranges stay valid until a later
+            // event fires, and events of a stream fire after its earlier work, above.
+            unsafe { work.run() };
+            state = self.state();
+        }
+    }
+}
+
+impl State {
+    /// The next piece of work, taking turns between streams.
+    fn take_work(&mut self) -> Option<Work> {
+        if self.held {
+            return None;
+        }
+        let streams = self.streams.len();
+        let turn = (0..streams).map(|step| (self.next + step) % streams);
+        let stream = turn.into_iter().find(|&stream| !self.streams[stream].is_empty())?;
+        self.next = stream + 1;
+        self.streams[stream].pop_front()
+    }
+}
+
+impl Work {
+    /// # Safety
+    /// The ranges are valid and do not overlap.
+    unsafe fn run(self) {
+        match self {
+            // SAFETY: the caller's contract.
+            Self::Copy(copy) => unsafe { run_copy(copy) },
+            Self::Launch { descriptors, count } => {
+                for index in 0..count as usize {
+                    // SAFETY: the caller's contract: `count` descriptors lie there.
+                    unsafe { run_copy((descriptors as *const CopyDescriptor).add(index).read()) }
+                }
+            }
+            Self::Record { .. } => {}
+        }
+    }
+}
+
+/// # Safety
+/// `src` is readable, `dst` writable, and they do not overlap.
+unsafe fn run_copy(CopyDescriptor { src, dst, len }: CopyDescriptor) {
+    // SAFETY: the caller's contract. Addresses are host pointers that a mapping or an allocation
+    // exposed; nothing in this process holds a reference to those bytes.
+    unsafe { std::ptr::copy_nonoverlapping(src as *const u8, dst as *mut u8, len as usize) }
+}

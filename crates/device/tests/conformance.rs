@@ -1,0 +1,44 @@
+//! Every device passes one suite. A device that is not there is skipped with a line that says why;
+//! `KVFERRY_TEST_REQUIRE=cuda` turns that into a failure.
+
+use std::sync::Arc;
+
+use kvferry_device::sim::{SimOptions, sim};
+use kvferry_device::{Device, device_conformance};
+
+fn host() -> Option<Arc<dyn Device>> {
+    Some(kvferry_device::host().expect("host memory is always there"))
+}
+
+fn simulated() -> Option<Arc<dyn Device>> {
+    Some(sim(&SimOptions::default()).expect("always there").0)
+}
+
+fn simulated_without_kernel() -> Option<Arc<dyn Device>> {
+    let options = SimOptions { kernel: false, ..SimOptions::default() };
+    Some(sim(&options).expect("always there").0)
+}
+
+device_conformance!(host_memory, super::host);
+device_conformance!(simulated_gpu, super::simulated);
+device_conformance!(simulated_gpu_without_kernel, super::simulated_without_kernel);
+
+#[cfg(feature = "cuda")]
+fn cuda(kernel: bool) -> Option<Arc<dyn Device>> {
+    use kvferry_device::cuda::{CudaOptions, open};
+    let options = CudaOptions { kernel, ..CudaOptions::default() };
+    match open(0, &options) {
+        Ok(device) => Some(device),
+        Err(error) => {
+            let required = std::env::var("KVFERRY_TEST_REQUIRE").unwrap_or_default();
+            assert!(!required.split(',').any(|name| name == "cuda"), "cuda is required: {error}");
+            eprintln!("SKIP cuda: {error}");
+            None
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+device_conformance!(cuda_gpu, || super::cuda(true));
+#[cfg(feature = "cuda")]
+device_conformance!(cuda_gpu_without_kernel, || super::cuda(false));

@@ -1,0 +1,403 @@
+//! The body of `kernels/copy.cu`, compiled as C++ with lanes as loops, copies the right bytes and
+//! touches no others.
+//!
+//! Needs a C++ compiler (`CXX`, else `c++`); without one there is a SKIP line and nothing is tested,
+//! or every test fails if `KVFERRY_TEST_REQUIRE` contains `cxx`.
+
+use std::io::Write;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use kvferry_device::CopyDescriptor;
+use libloading::Library;
+use proptest::prelude::*;
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+
+const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels/copy.cu");
+
+/// What surrounds every destination. No source byte has this value.
+const GUARD: u8 = 0xEE;
+const GUARD_BYTES: usize = 64;
+
+#[test]
+fn every_length_and_alignment_is_copied_exactly_by_warps_of_32() {
+    every_length_and_alignment(32);
+}
+
+#[test]
+fn every_length_and_alignment_is_copied_exactly_by_waves_of_64() {
+    every_length_and_alignment(64);
+}
+
+/// All 256 pairs of source and destination modulo 16, as one list for each length.
+fn every_length_and_alignment(lanes: u32) {
+    let Some(kernel) = Kernel::load() else { return };
+    const LONGEST: usize = 4097;
+    let source = AlignedBytes::source(LONGEST + 16);
+    let mut copied = AlignedBytes::guards(256 * slot_bytes(LONGEST));
+    let mut expected = copied.clone();
+    for len in 0..=LONGEST {
+        let list: Vec<Copy> = (0..256)
+            .map(|pair| Copy {
+                src: pair / 16,
+                dst: pair * slot_bytes(len) + GUARD_BYTES + pair % 16,
+                len,
+            })
+            .collect();
+        let used = 256 * slot_bytes(len);
+        copied.bytes_mut()[..used].fill(GUARD);
+        expected.bytes_mut()[..used].fill(GUARD);
+        copy_all(&list, &source, &mut expected);
+        kernel.copy(&list, &source, &mut copied, 3, lanes);
+        assert_same(&list, &copied.bytes()[..used], &expected.bytes()[..used]);
+    }
+}
+
+#[test]
+fn any_grid_runs_the_whole_list_and_nothing_beyond_it() {
+    let Some(kernel) = Kernel::load() else { return };
+    let source = AlignedBytes::source(4096);
+    for lanes in [32, 64] {
+        for count in [0, 1, 3, 4, 5, 7, 8, 9, 63, 64, 65, 1000] {
+            // Mixed lengths, so that a descriptor that meets another's length cannot go unnoticed.
+            let list =
+                lay_out((0..count).map(|index| (index * 7 % 61, index % 16, index * 37 % 300)));
+            let total = list.last().map_or(0, |last| last.dst + last.len) + GUARD_BYTES;
+            let mut expected = AlignedBytes::guards(total);
+            copy_all(&list, &source, &mut expected);
+            for grid in [1, 2, 3, 16, 132, 528] {
+                let mut copied = AlignedBytes::guards(total);
+                kernel.copy(&list, &source, &mut copied, grid, lanes);
+                assert!(
+                    copied.bytes() == expected.bytes(),
+                    "{count} descriptors, grid {grid}, lanes {lanes}: {}",
+                    first_difference(&list, copied.bytes(), expected.bytes()),
+                );
+            }
+        }
+    }
+}
+
+/// A page that must not be touched lies right after and right before the source, so a load of a
+/// word without a source byte ends the test with SIGSEGV.
+#[test]
+fn no_load_leaves_the_pages_of_the_source() {
+    let Some(kernel) = Kernel::load() else { return };
+    let pages = FencedPages::new();
+    for lanes in [32, 64] {
+        for len in (1..=1100).chain([2047, 2048, 2049, 4095, 4096, 4097, 8191, 8192]) {
+            let to_end = pages.len() - len;
+            let starts = (0..16).chain(to_end.saturating_sub(15)..=to_end);
+            let starts: Vec<usize> = starts.filter(|start| start + len <= pages.len()).collect();
+            let list =
+                lay_out(starts.iter().flat_map(|&start| (0..16).map(move |dst| (start, dst, len))));
+            let total = list.last().map_or(0, |last| last.dst + last.len) + GUARD_BYTES;
+            let mut copied = AlignedBytes::guards(total);
+            let mut expected = copied.clone();
+            for copy in &list {
+                expected.bytes_mut()[copy.dst..][..len]
+                    .copy_from_slice(&pages.bytes()[copy.src..][..len]);
+            }
+            kernel.copy_from(&list, pages.bytes(), &mut copied, 1, lanes);
+            assert_same(&list, copied.bytes(), expected.bytes());
+        }
+    }
+}
+
+/// Prefetching stops at the end of the list: a page that must not be touched lies right after it.
+#[test]
+fn no_descriptor_beyond_the_list_is_read() {
+    let Some(kernel) = Kernel::load() else { return };
+    let mut pages = FencedPages::new();
+    let source = AlignedBytes::source(4096);
+    for lanes in [32, 64] {
+        for count in 0..40 {
+            let list = lay_out((0..count).map(|index| (index, 0, index)));
+            let total = list.last().map_or(0, |last| last.dst + last.len) + GUARD_BYTES;
+            let mut copied = AlignedBytes::guards(total);
+            let mut expected = copied.clone();
+            copy_all(&list, &source, &mut expected);
+            let descriptors = descriptors(&list, source.bytes(), copied.bytes_mut());
+            kernel.run(pages.place_at_end(&descriptors), 2, lanes);
+            assert_same(&list, copied.bytes(), expected.bytes());
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_lists_are_copied_exactly(
+        pieces in prop::collection::vec((0..4096usize, 0..16usize, 0..200_000usize), 0..24),
+        grid in 1..20u32,
+        lanes in prop::sample::select(vec![32, 64]),
+    ) {
+        let Some(kernel) = Kernel::load() else { return Ok(()) };
+        static BYTES: OnceLock<AlignedBytes> = OnceLock::new();
+        let source = BYTES.get_or_init(|| AlignedBytes::source(4096 + 200_000));
+        let list = lay_out(pieces);
+        let mut copied = AlignedBytes::guards(list.last().map_or(0, |last| last.dst + last.len) + GUARD_BYTES);
+        let mut expected = copied.clone();
+        copy_all(&list, source, &mut expected);
+        kernel.copy(&list, source, &mut copied, grid, lanes);
+        prop_assert!(
+            copied.bytes() == expected.bytes(),
+            "grid {grid}, lanes {lanes}: {}",
+            first_difference(&list, copied.bytes(), expected.bytes()),
+        );
+    }
+}
+
+/// One copy, as offsets into a source and a destination buffer.
+#[derive(Clone, Copy, Debug)]
+struct Copy {
+    src: usize,
+    dst: usize,
+    len: usize,
+}
+
+/// Places pieces of (source offset, destination modulo 16, length) one after the other, with
+/// guards between.
+fn lay_out(pieces: impl IntoIterator<Item = (usize, usize, usize)>) -> Vec<Copy> {
+    let mut base = 0;
+    let place = |(src, misalignment, len)| {
+        let dst = base + GUARD_BYTES + misalignment;
+        base += slot_bytes(len);
+        Copy { src, dst, len }
+    };
+    pieces.into_iter().map(place).collect()
+}
+
+/// Room for one destination at any alignment and the guard before it.
+fn slot_bytes(len: usize) -> usize {
+    (GUARD_BYTES + 15 + len).next_multiple_of(16)
+}
+
+/// The list as the kernel reads it.
+fn descriptors(list: &[Copy], source: &[u8], destination: &mut [u8]) -> Vec<CopyDescriptor> {
+    list.iter()
+        .map(|&Copy { src, dst, len }| CopyDescriptor {
+            src: source[src..][..len].as_ptr().expose_provenance() as u64,
+            dst: destination[dst..][..len].as_mut_ptr().expose_provenance() as u64,
+            len: len as u64,
+        })
+        .collect()
+}
+
+fn copy_all(list: &[Copy], source: &AlignedBytes, destination: &mut AlignedBytes) {
+    for &Copy { src, dst, len } in list {
+        destination.bytes_mut()[dst..][..len].copy_from_slice(&source.bytes()[src..][..len]);
+    }
+}
+
+fn assert_same(list: &[Copy], copied: &[u8], expected: &[u8]) {
+    assert!(copied == expected, "{}", first_difference(list, copied, expected));
+}
+
+/// Names the first wrong byte relative to the copy that it belongs to or lies nearest after.
+fn first_difference(list: &[Copy], copied: &[u8], expected: &[u8]) -> String {
+    let Some(at) = copied.iter().zip(expected).position(|(copied, expected)| copied != expected)
+    else {
+        return "no difference".into();
+    };
+    let found = format!("byte {at} is {:#04x}, not {:#04x}", copied[at], expected[at]);
+    match list.iter().rfind(|copy| copy.dst <= at).or(list.first()) {
+        Some(copy) => format!(
+            "{found}: {} from the start of {} bytes, source modulo 16 is {}, destination {}",
+            at as isize - copy.dst as isize,
+            copy.len,
+            copy.src % 16,
+            copy.dst % 16,
+        ),
+        None => found,
+    }
+}
+
+/// Bytes at a 16-byte boundary, so that offsets into them are alignments.
+#[derive(Clone)]
+struct AlignedBytes {
+    words: Vec<u128>,
+    len: usize,
+}
+
+impl AlignedBytes {
+    fn guards(len: usize) -> Self {
+        let words = vec![u128::from_ne_bytes([GUARD; 16]); len.div_ceil(16)];
+        Self { words, len }
+    }
+
+    fn source(len: usize) -> Self {
+        let mut source = Self::guards(len);
+        fill_source(source.bytes_mut());
+        source
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the vector owns at least `len` initialised bytes, borrowed with `self`.
+        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.len) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, borrowed exclusively; every bit pattern is a valid u128.
+        unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), self.len) }
+    }
+}
+
+/// Bytes without a short period, so that a byte from the wrong place shows; never [`GUARD`].
+fn fill_source(bytes: &mut [u8]) {
+    let mut state = 1u32;
+    for byte in bytes {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let value = (state >> 24) as u8;
+        *byte = if value == GUARD { 0 } else { value };
+    }
+}
+
+/// Readable pages between two that are not.
+struct FencedPages {
+    base: *mut u8,
+    page: usize,
+}
+
+impl FencedPages {
+    const PAGES: usize = 3;
+
+    fn new() -> Self {
+        let page = rustix::param::page_size();
+        let bytes = (Self::PAGES + 2) * page;
+        // SAFETY: a new private mapping, at an address of the kernel's choice.
+        let base = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), MapFlags::PRIVATE)
+        }
+        .expect("a few pages of address space")
+        .cast::<u8>();
+        let pages = Self { base, page };
+        // SAFETY: the middle pages of the mapping above, which nothing refers to yet.
+        let middle = unsafe {
+            mprotect(
+                base.add(page).cast(),
+                pages.len(),
+                MprotectFlags::READ | MprotectFlags::WRITE,
+            )
+            .expect("pages of our own mapping");
+            std::slice::from_raw_parts_mut(base.add(page), pages.len())
+        };
+        fill_source(middle);
+        pages
+    }
+
+    fn len(&self) -> usize {
+        Self::PAGES * self.page
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the middle pages are readable, zero-initialised, and live as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.base.add(self.page), self.len()) }
+    }
+
+    fn place_at_end(&mut self, descriptors: &[CopyDescriptor]) -> &[CopyDescriptor] {
+        let start = self.len().checked_sub(size_of_val(descriptors)).expect("a list that fits");
+        // SAFETY: the range lies in the writable middle pages, lent exclusively; a page's size and
+        // 24 are multiples of 8, so the start is aligned.
+        unsafe {
+            let first = self.base.add(self.page + start).cast::<CopyDescriptor>();
+            first.copy_from_nonoverlapping(descriptors.as_ptr(), descriptors.len());
+            std::slice::from_raw_parts(first, descriptors.len())
+        }
+    }
+}
+
+impl Drop for FencedPages {
+    fn drop(&mut self) {
+        // SAFETY: the whole mapping of `new`, whose bytes are only lent with `self`.
+        let _ = unsafe { munmap(self.base.cast(), self.len() + 2 * self.page) };
+    }
+}
+
+/// The compiled kernel body.
+struct Kernel(Library);
+
+impl Kernel {
+    /// `None`, with a line on stderr, where there is no C++ compiler. A compiler that rejects the
+    /// source is a failure.
+    fn load() -> Option<&'static Self> {
+        static KERNEL: OnceLock<Result<Kernel, String>> = OnceLock::new();
+        let kernel = KERNEL.get_or_init(|| {
+            Self::compile().inspect_err(|reason| {
+                // Not eprintln!, which the harness swallows when the test passes.
+                let _ = writeln!(std::io::stderr(), "SKIP kernel_body: {reason}");
+            })
+        });
+        if let Err(reason) = kernel {
+            let required = std::env::var("KVFERRY_TEST_REQUIRE").unwrap_or_default();
+            assert!(
+                !required.split(',').any(|name| name.trim() == "cxx"),
+                "cxx is required: {reason}"
+            );
+        }
+        kernel.as_ref().ok()
+    }
+
+    fn compile() -> Result<Self, String> {
+        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let library = directory.path().join("libcopy.so");
+        let output = Command::new(&compiler)
+            .args([
+                "-x",
+                "c++",
+                "-std=c++17",
+                "-O2",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-shared",
+                "-fPIC",
+            ])
+            .args(["-DKVFERRY_HOST", SOURCE, "-o"])
+            .arg(&library)
+            .output()
+            .map_err(|error| format!("cannot run the C++ compiler {compiler}: {error}"))?;
+        assert!(output.status.success(), "{compiler}: {}", String::from_utf8_lossy(&output.stderr));
+        // SAFETY: compiled from our own source just now; it has no constructors.
+        let library = unsafe { Library::new(&library) }.expect("the library that was just built");
+        Ok(Self(library))
+    }
+
+    fn copy(
+        &self,
+        list: &[Copy],
+        source: &AlignedBytes,
+        destination: &mut AlignedBytes,
+        grid: u32,
+        lanes: u32,
+    ) {
+        self.copy_from(list, source.bytes(), destination, grid, lanes);
+    }
+
+    fn copy_from(
+        &self,
+        list: &[Copy],
+        source: &[u8],
+        destination: &mut AlignedBytes,
+        grid: u32,
+        lanes: u32,
+    ) {
+        self.run(&descriptors(list, source, destination.bytes_mut()), grid, lanes);
+    }
+
+    /// `descriptors` come from [`descriptors`], and its buffers are still there.
+    fn run(&self, descriptors: &[CopyDescriptor], grid: u32, lanes: u32) {
+        // SAFETY: the signature in copy.cu; the descriptor is `repr(C)`.
+        let run = unsafe {
+            self.0.get::<unsafe extern "C" fn(*const CopyDescriptor, u32, u32, u32)>(
+                b"kvferry_copy_host",
+            )
+        }
+        .expect("the entry point of the host build");
+        // SAFETY: `descriptors` checked every range against its buffer, lists keep destinations
+        // apart, and each test holds both buffers, untouched, until this returns.
+        unsafe { run(descriptors.as_ptr(), descriptors.len() as u32, grid, lanes) }
+    }
+}

@@ -1,0 +1,109 @@
+//! What a descriptor costs the host before the device sees it: checking the list, and packing it
+//! into ring slots. Divide a time by the number of pieces in its name.
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use kvferry_engine::bench::{Limits, Pieces, Scratch, Want, Window, check};
+use kvferry_engine::device::{CopyDescriptor, CopySource};
+use kvferry_engine::{Op, Range};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+
+const LIMITS: Limits = Limits { small_max_bytes: 1 << 20, tile_bytes: 16 << 10 };
+const LOCAL: u64 = 1 << 40;
+const REMOTE: u64 = 1 << 41;
+
+/// Pieces of these lengths, each side in a random order of its own, with a gap behind each.
+fn scattered(lengths: &[u64]) -> Vec<Range> {
+    let mut random = SmallRng::seed_from_u64(7);
+    let mut place = || {
+        let mut order: Vec<usize> = (0..lengths.len()).collect();
+        order.shuffle(&mut random);
+        let mut offsets = vec![0; lengths.len()];
+        let mut next = 0;
+        for index in order {
+            offsets[index] = next;
+            next += lengths[index].next_multiple_of(64) + 64;
+        }
+        offsets
+    };
+    let (local, remote) = (place(), place());
+    let range = |at: usize| Range {
+        local: LOCAL + local[at],
+        remote: REMOTE + remote[at],
+        len: lengths[at],
+    };
+    (0..lengths.len()).map(range).collect()
+}
+
+/// `[layer][page][bytes]`, page by page: a stride on both sides, destinations not ascending.
+fn paged(pages: u64, layers: u64, bytes: u64) -> Vec<Range> {
+    let mut order: Vec<u64> = (0..pages).collect();
+    order.shuffle(&mut SmallRng::seed_from_u64(9));
+    let offset = |page: u64, layer: u64| layer * pages * 2 * bytes + page * 2 * bytes;
+    let page = |(at, &page): (usize, &u64)| {
+        (0..layers)
+            .map(move |layer| Range {
+                local: LOCAL + offset(at as u64, layer),
+                remote: REMOTE + offset(page, layer),
+                len: bytes,
+            })
+            .collect::<Vec<_>>()
+    };
+    order.iter().enumerate().flat_map(page).collect()
+}
+
+fn plan(criterion: &mut Criterion) {
+    let mix = [
+        (5702, 64),
+        (5703, 128),
+        (7603, 256),
+        (9504, 512),
+        (9504, 1024),
+        (6653, 2048),
+        (2851, 16384),
+    ];
+    let mut mixed: Vec<u64> = mix.iter().flat_map(|&(count, len)| vec![len; count]).collect();
+    mixed.shuffle(&mut SmallRng::seed_from_u64(8));
+    let lists = [
+        ("R3, 47520 of 64 B to 16 KiB", scattered(&mixed)),
+        ("R6, 16384 of 4 KiB", scattered(&[4096; 16384])),
+        ("R2, 3840 of 2112 B", scattered(&[2112; 3840])),
+        ("3904 pages of layers, 2112 B", paged(64, 61, 2112)),
+    ];
+    let window = |start| [Window { start, len: 1 << 39 }];
+    let (local, remote) = (window(LOCAL), window(REMOTE));
+    let mut slot = vec![CopyDescriptor::default(); 8192];
+    let mut scratch = Scratch::default();
+    let mut group = criterion.benchmark_group("host cost");
+    for (name, ranges) in &lists {
+        group.throughput(Throughput::Elements(ranges.len() as u64));
+        group.bench_with_input(BenchmarkId::new("check", name), ranges, |bench, ranges| {
+            bench.iter(|| check(Op::Write, ranges, &local, &remote, false, &LIMITS, &mut scratch));
+        });
+        group.bench_with_input(BenchmarkId::new("pack", name), ranges, |bench, ranges| {
+            bench.iter(|| {
+                let mut pieces = Pieces::new(
+                    Op::Write,
+                    ranges,
+                    &local,
+                    &remote,
+                    &[1 << 20],
+                    Want::Small,
+                    &LIMITS,
+                );
+                let mut packed = 0;
+                loop {
+                    match pieces.fill(&mut slot) {
+                        0 => break packed,
+                        count => packed += count,
+                    }
+                }
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, plan);
+criterion_main!(benches);

@@ -1,0 +1,271 @@
+//! Batches: every one ends exactly once, and an id that was released is never mistaken for a new
+//! one.
+
+use std::collections::VecDeque;
+use std::fmt::{self, Display};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kvferry_device::Seq;
+
+use crate::error::{Error, Result};
+use crate::mapping::OpenMapping;
+use crate::registry::Pin;
+use crate::target::Target;
+
+/// Names a batch of one engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BatchId {
+    index: u32,
+    generation: u32,
+}
+
+impl Display for BatchId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.index, self.generation)
+    }
+}
+
+/// Where a batch is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Bytes may still move.
+    Running,
+    /// Every byte has landed.
+    Completed,
+    /// It failed. Its destination is undefined; nothing moves any more, except after
+    /// [`kvferry_device::Error::Lost`] and `Stalled`, where nobody can tell.
+    Failed(Error),
+}
+
+/// What moved the bytes of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// Nothing had to move.
+    None,
+    /// The copy kernel.
+    Kernel,
+    /// The device's DMA engines.
+    Dma,
+    /// Small pieces by the kernel, large ones by DMA.
+    Mixed,
+    /// The processor.
+    Memcpy,
+}
+
+impl Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Kernel => "kernel",
+            Self::Dma => "dma",
+            Self::Mixed => "mixed",
+            Self::Memcpy => "memcpy",
+        })
+    }
+}
+
+/// A batch as a caller sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchStatus {
+    /// Where it is.
+    pub state: State,
+    /// Bytes that have landed: all of them, or none yet.
+    pub bytes: u64,
+    /// What moves them.
+    pub path: Path,
+}
+
+/// What a running batch waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pending {
+    /// Index of the device whose queue runs it.
+    pub(crate) device: usize,
+    pub(crate) seq: Seq,
+}
+
+/// What a batch keeps alive until its copies are quiet.
+#[derive(Debug)]
+pub(crate) struct Holds {
+    pub(crate) target: Target,
+    pub(crate) _pins: Vec<Pin>,
+    pub(crate) _mappings: Vec<Arc<OpenMapping>>,
+}
+
+#[derive(Debug)]
+struct Batch {
+    status: BatchStatus,
+    /// Bytes of all ranges.
+    total: u64,
+    running: Option<Running>,
+}
+
+#[derive(Debug)]
+struct Running {
+    pending: Pending,
+    /// Why it will have failed once it is quiet.
+    failure: Option<Error>,
+    holds: Holds,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    generation: u32,
+    batch: Option<Batch>,
+}
+
+/// All batches of an engine.
+#[derive(Debug, Default)]
+pub(crate) struct Batches {
+    state: Mutex<Slots>,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    slots: Vec<Slot>,
+    /// First freed, first used again, so that a stale id meets a far younger generation.
+    free: VecDeque<u32>,
+    running: usize,
+}
+
+impl Slots {
+    fn get(&mut self, id: BatchId) -> Result<&mut Batch> {
+        let slot =
+            self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation);
+        slot.and_then(|slot| slot.batch.as_mut()).ok_or(Error::UnknownBatch(id))
+    }
+}
+
+/// How the copies of a batch ended.
+#[derive(Debug)]
+pub(crate) enum End {
+    /// They are done.
+    Quiet,
+    /// The device is lost; what they do, nobody knows.
+    Unknown(Error),
+}
+
+impl Batches {
+    /// A batch that had nothing to move.
+    pub(crate) fn insert_completed(&self) -> BatchId {
+        let status = BatchStatus { state: State::Completed, bytes: 0, path: Path::None };
+        self.insert(Batch { status, total: 0, running: None })
+    }
+
+    pub(crate) fn insert_running(
+        &self,
+        pending: Pending,
+        failure: Option<Error>,
+        total: u64,
+        path: Path,
+        holds: Holds,
+    ) -> BatchId {
+        let status = BatchStatus { state: State::Running, bytes: 0, path };
+        self.insert(Batch { status, total, running: Some(Running { pending, failure, holds }) })
+    }
+
+    fn insert(&self, batch: Batch) -> BatchId {
+        let mut state = self.state();
+        state.running += usize::from(batch.running.is_some());
+        let index = state.free.pop_front().unwrap_or_else(|| {
+            state.slots.push(Slot::default());
+            u32::try_from(state.slots.len() - 1)
+                .expect("four thousand million batches do not fit in memory")
+        });
+        let slot = &mut state.slots[index as usize];
+        slot.batch = Some(batch);
+        BatchId { index, generation: slot.generation }
+    }
+
+    /// The status, and what the batch waits for if it runs.
+    pub(crate) fn look(&self, id: BatchId) -> Result<(BatchStatus, Option<Pending>)> {
+        let mut state = self.state();
+        let batch = state.get(id)?;
+        Ok((batch.status.clone(), batch.running.as_ref().map(|running| running.pending)))
+    }
+
+    /// Ends a running batch; of several threads that saw it end, one does it. Returns its status
+    /// and whether this call ended it.
+    pub(crate) fn finish(&self, id: BatchId, end: End) -> Result<(BatchStatus, bool)> {
+        let mut state = self.state();
+        let batch = state.get(id)?;
+        let Some(running) = batch.running.take() else { return Ok((batch.status.clone(), false)) };
+        let failure = match &end {
+            End::Unknown(error) => Some(error.clone()),
+            End::Quiet => running.failure.or_else(|| running.holds.target.lost()),
+        };
+        match failure {
+            None => {
+                batch.status.state = State::Completed;
+                batch.status.bytes = batch.total;
+            }
+            Some(error) => batch.status.state = State::Failed(error),
+        }
+        let status = batch.status.clone();
+        state.running -= 1;
+        drop(state);
+        match end {
+            End::Quiet => drop(running.holds),
+            // Copies may still run: keep what they touch for the life of the process.
+            End::Unknown(_) => std::mem::forget(running.holds),
+        }
+        Ok((status, true))
+    }
+
+    /// Forgets a batch that ended.
+    pub(crate) fn release(&self, id: BatchId) -> Result<()> {
+        let mut state = self.state();
+        if state.get(id)?.running.is_some() {
+            return Err(Error::BatchBusy(id));
+        }
+        let slot = &mut state.slots[id.index as usize];
+        slot.batch = None;
+        // A slot whose generations are used up is never used again.
+        if let Some(next) = slot.generation.checked_add(1) {
+            slot.generation = next;
+            state.free.push_back(id.index);
+        }
+        Ok(())
+    }
+
+    /// Ids of the batches that run, with what they wait for.
+    pub(crate) fn running(&self) -> Vec<(BatchId, Pending)> {
+        let state = self.state();
+        if state.running == 0 {
+            return Vec::new();
+        }
+        let pending = |(index, slot): (usize, &Slot)| {
+            let running = slot.batch.as_ref()?.running.as_ref()?;
+            Some((BatchId { index: index as u32, generation: slot.generation }, running.pending))
+        };
+        state.slots.iter().enumerate().filter_map(pending).collect()
+    }
+
+    fn state(&self) -> MutexGuard<'_, Slots> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_released_id_is_unknown_for_ever_and_slots_do_not_grow() {
+        let batches = Batches::default();
+        let stale = batches.insert_completed();
+        batches.release(stale).expect("it ended");
+        for _ in 0..1_000_000 {
+            let id = batches.insert_completed();
+            assert_eq!(batches.look(stale), Err(Error::UnknownBatch(stale)));
+            batches.release(id).expect("it ended");
+        }
+        assert_eq!(batches.release(stale), Err(Error::UnknownBatch(stale)));
+        assert!(batches.state().slots.len() <= 2);
+    }
+
+    impl PartialEq for Pending {
+        fn eq(&self, other: &Self) -> bool {
+            (self.device, self.seq) == (other.device, other.seq)
+        }
+    }
+}

@@ -1,0 +1,78 @@
+use std::sync::Arc;
+
+use kvferry_device::{Device, Memory};
+
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+
+/// Device memory that is registered with an engine for as long as it lives.
+#[derive(Debug)]
+pub struct Buffer {
+    engine: Arc<Engine>,
+    device: Arc<dyn Device>,
+    /// Taken only by `Drop`.
+    memory: Option<Memory>,
+    addr: u64,
+    len: u64,
+}
+
+impl Buffer {
+    pub(crate) fn new(engine: Arc<Engine>, device: Arc<dyn Device>, memory: Memory) -> Self {
+        let (addr, len) = (memory.addr(), memory.len());
+        Self { engine, device, memory: Some(memory), addr, len }
+    }
+
+    /// First byte.
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Never true: empty memory is not allocated.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies `bytes` into the buffer at `offset`. A transfer of the same bytes meanwhile has no
+    /// order with it.
+    ///
+    /// # Errors
+    /// [`Error::BadRegion`] if it leaves the buffer.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let addr = self.inside(offset, bytes.len())?;
+        // SAFETY: `[addr, addr + bytes.len())` lies in memory that this buffer owns. Peers may
+        // write it, too; then its contents are unspecified, as documented, and nothing else.
+        Ok(unsafe { self.device.write(addr, bytes) }?)
+    }
+
+    /// Copies out of the buffer from `offset` until `bytes` is full. A transfer of the same bytes
+    /// meanwhile has no order with it.
+    ///
+    /// # Errors
+    /// [`Error::BadRegion`] if it leaves the buffer.
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let addr = self.inside(offset, bytes.len())?;
+        // SAFETY: as in `write`.
+        Ok(unsafe { self.device.read(addr, bytes) }?)
+    }
+
+    fn inside(&self, offset: u64, len: usize) -> Result<u64> {
+        let end = offset.checked_add(len as u64).filter(|&end| end <= self.len);
+        end.map(|_| self.addr + offset)
+            .ok_or(Error::BadRegion { addr: self.addr.wrapping_add(offset), len: len as u64 })
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Err(error) = self.engine.unregister(self.addr) {
+            // Something may still copy to or from it.
+            tracing::error!(%error, bytes = self.len, "a buffer was dropped while in use; its memory is leaked");
+            std::mem::forget(self.memory.take());
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! Every knob: its type, default, and what it accepts, in one place.
+//!
+//! A value that is absent means the default. A value that is present and wrong is an error that
+//! names the knob, the value and the accepted form; a silent default would hide the mistake.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What kvferry lets an operator change.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Fewer small pieces than this are copied one DMA each. `MC_KVFERRY_BATCH_MIN`.
+    pub batch_min: usize,
+    /// Bytes up to which a piece counts as small, after merging. `MC_KVFERRY_SMALL_MAX_BYTES`.
+    pub small_max_bytes: u64,
+    /// Bytes of a piece that one warp copies. `MC_KVFERRY_TILE_BYTES`.
+    pub tile_bytes: u64,
+    /// Most blocks of one kernel launch. `MC_KVFERRY_MAX_GRID_BLOCKS`.
+    pub max_grid_blocks: u32,
+    /// Streams per device. `MC_KVFERRY_STREAMS`.
+    pub streams: usize,
+    /// Copy streams run before the model's own. `MC_KVFERRY_STREAM_PRIORITY`.
+    pub high_priority: bool,
+    /// Use the copy kernel where there is one. `MC_KVFERRY_KERNEL`.
+    pub kernel: bool,
+    /// Without progress for this long a device counts as lost. `MC_KVFERRY_STALL_TIMEOUT_SEC`.
+    pub stall_timeout: Duration,
+    /// How long unregistering waits for batches. `MC_KVFERRY_UNREGISTER_TIMEOUT_SEC`.
+    pub unregister_timeout: Duration,
+    /// Where compiled kernels are kept; `None` keeps none. `MC_KVFERRY_CACHE_DIR`.
+    pub cache_directory: Option<PathBuf>,
+    settings: Vec<Setting>,
+}
+
+/// What is known of a knob before its value.
+#[derive(Clone, Copy, Debug)]
+pub struct Knob {
+    /// The environment variable.
+    pub name: &'static str,
+    /// The value without it.
+    pub default: &'static str,
+    /// What it accepts.
+    pub accepts: &'static str,
+    /// What it changes.
+    pub about: &'static str,
+}
+
+/// All knobs, in the order of [`Config`]'s fields.
+pub const KNOBS: &[Knob] = &[
+    Knob {
+        name: "MC_KVFERRY_BATCH_MIN",
+        default: "16",
+        accepts: "1 to 1000000",
+        about: "fewer small pieces than this are copied one DMA each",
+    },
+    Knob {
+        name: "MC_KVFERRY_SMALL_MAX_BYTES",
+        default: "1M",
+        accepts: "0 to 16G bytes (suffixes K, M, G)",
+        about: "pieces up to this size go to the copy kernel, larger ones to DMA",
+    },
+    Knob {
+        name: "MC_KVFERRY_TILE_BYTES",
+        default: "16K",
+        accepts: "256 to 1G bytes (suffixes K, M, G)",
+        about: "bytes that one warp copies; longer pieces are split",
+    },
+    Knob {
+        name: "MC_KVFERRY_MAX_GRID_BLOCKS",
+        default: "528",
+        accepts: "1 to 65535",
+        about: "most thread blocks of one kernel launch",
+    },
+    Knob {
+        name: "MC_KVFERRY_STREAMS",
+        default: "4",
+        accepts: "1 to 64",
+        about: "streams per device that copies are spread over",
+    },
+    Knob {
+        name: "MC_KVFERRY_STREAM_PRIORITY",
+        default: "high",
+        accepts: "high or normal",
+        about: "priority of the copy streams beside the model's own",
+    },
+    Knob {
+        name: "MC_KVFERRY_KERNEL",
+        default: "on",
+        accepts: "on or off (1 or 0)",
+        about: "off copies everything by DMA",
+    },
+    Knob {
+        name: "MC_KVFERRY_STALL_TIMEOUT_SEC",
+        default: "30",
+        accepts: "1 to 86400 seconds",
+        about: "a device that makes no progress for this long counts as lost",
+    },
+    Knob {
+        name: "MC_KVFERRY_UNREGISTER_TIMEOUT_SEC",
+        default: "30",
+        accepts: "0 to 86400 seconds",
+        about: "how long unregistering a region waits for batches that use it",
+    },
+    Knob {
+        name: "MC_KVFERRY_CACHE_DIR",
+        default: "$XDG_CACHE_HOME/kvferry or $HOME/.cache/kvferry",
+        accepts: "an absolute path, or off",
+        about: "where compiled kernels are kept between runs",
+    },
+];
+
+/// A knob's value and where it came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// The environment variable.
+    pub name: &'static str,
+    /// The value in force.
+    pub value: String,
+    /// Where it came from.
+    pub source: Source,
+}
+
+/// Where a knob's value came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Nobody set it.
+    Default,
+    /// The environment variable of that name.
+    Environment,
+}
+
+/// A knob with a value that it does not accept.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name}={value:?} is not accepted: expected {accepts}")]
+pub struct KnobError {
+    /// The environment variable.
+    pub name: &'static str,
+    /// Its value.
+    pub value: String,
+    /// What it accepts.
+    pub accepts: &'static str,
+}
+
+impl Config {
+    /// Reads the process's environment; unknown `MC_KVFERRY_*` names are warned about.
+    ///
+    /// # Errors
+    /// The first knob whose value is not accepted.
+    pub fn from_env() -> Result<Self, KnobError> {
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        for name in unknown(names) {
+            tracing::warn!("{name} is not a knob of this version; `kvferry doctor` lists them");
+        }
+        Self::from_lookup(|name| std::env::var_os(name))
+    }
+
+    /// Reads knobs through `lookup`.
+    ///
+    /// # Errors
+    /// The first knob whose value is not accepted.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, KnobError> {
+        let mut reader = Reader { lookup: &lookup, settings: Vec::with_capacity(KNOBS.len()) };
+        let within = |low: u64, high: u64| {
+            move |text: &str| number(text).filter(|n| (low..=high).contains(n))
+        };
+        let sized =
+            |low: u64, high: u64| move |text: &str| size(text).filter(|n| (low..=high).contains(n));
+        let seconds =
+            |low: u64| move |text: &str| within(low, 86_400)(text).map(Duration::from_secs);
+        Ok(Self {
+            batch_min: reader.read("MC_KVFERRY_BATCH_MIN", within(1, 1_000_000))? as usize,
+            small_max_bytes: reader.read("MC_KVFERRY_SMALL_MAX_BYTES", sized(0, 16 << 30))?,
+            tile_bytes: reader.read("MC_KVFERRY_TILE_BYTES", sized(256, 1 << 30))?,
+            max_grid_blocks: reader.read("MC_KVFERRY_MAX_GRID_BLOCKS", within(1, 65_535))? as u32,
+            streams: reader.read("MC_KVFERRY_STREAMS", within(1, 64))? as usize,
+            high_priority: reader
+                .read("MC_KVFERRY_STREAM_PRIORITY", choice(&["high"], &["normal"]))?,
+            kernel: reader.read("MC_KVFERRY_KERNEL", choice(&["on", "1"], &["off", "0"]))?,
+            stall_timeout: reader.read("MC_KVFERRY_STALL_TIMEOUT_SEC", seconds(1))?,
+            unregister_timeout: reader.read("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", seconds(0))?,
+            cache_directory: reader.cache_directory()?,
+            settings: reader.settings,
+        })
+    }
+
+    /// Every knob's value and where it came from.
+    pub fn settings(&self) -> &[Setting] {
+        &self.settings
+    }
+}
+
+impl Default for Config {
+    /// All defaults; compiled kernels are not kept on disk.
+    fn default() -> Self {
+        Self::from_lookup(|name| (name == CACHE).then(|| "off".into()))
+            .expect("every default is accepted")
+    }
+}
+
+const CACHE: &str = "MC_KVFERRY_CACHE_DIR";
+
+/// Names that look like knobs of ours and are not.
+fn unknown(names: impl Iterator<Item = String>) -> impl Iterator<Item = String> {
+    names.filter(|name| {
+        name.starts_with("MC_KVFERRY_") && KNOBS.iter().all(|knob| knob.name != name)
+    })
+}
+
+struct Reader<'a> {
+    lookup: &'a dyn Fn(&str) -> Option<OsString>,
+    settings: Vec<Setting>,
+}
+
+impl Reader<'_> {
+    fn read<T>(
+        &mut self,
+        name: &'static str,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Result<T, KnobError> {
+        let knob = knob(name);
+        let (text, source) = match (self.lookup)(name) {
+            Some(value) => (value.to_string_lossy().into_owned(), Source::Environment),
+            None => (knob.default.to_owned(), Source::Default),
+        };
+        let parsed = parse(text.trim());
+        self.settings.push(Setting { name, value: text.trim().to_owned(), source });
+        parsed.ok_or(KnobError { name, value: text, accepts: knob.accepts })
+    }
+
+    fn cache_directory(&mut self) -> Result<Option<PathBuf>, KnobError> {
+        if let Some(value) = (self.lookup)(CACHE) {
+            let path = PathBuf::from(&value);
+            let shown = value.to_string_lossy().into_owned();
+            let off = matches!(shown.trim(), "off" | "0");
+            if !off && !path.is_absolute() {
+                return Err(KnobError { name: CACHE, value: shown, accepts: knob(CACHE).accepts });
+            }
+            self.settings.push(Setting { name: CACHE, value: shown, source: Source::Environment });
+            return Ok((!off).then_some(path));
+        }
+        let absolute =
+            |name: &str| (self.lookup)(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let base = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
+        let path = base.map(|base| base.join("kvferry"));
+        let value = path.as_ref().map_or("off".into(), |path| path.display().to_string());
+        self.settings.push(Setting { name: CACHE, value, source: Source::Default });
+        Ok(path)
+    }
+}
+
+fn knob(name: &str) -> &'static Knob {
+    KNOBS.iter().find(|knob| knob.name == name).expect("every field's knob is in the table")
+}
+
+fn number(text: &str) -> Option<u64> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+/// Bytes, with an optional binary suffix.
+fn size(text: &str) -> Option<u64> {
+    let suffixes = [("K", 10), ("M", 20), ("G", 30)];
+    let (digits, shift) = suffixes
+        .into_iter()
+        .find_map(|(suffix, shift)| Some((text.strip_suffix(suffix)?, shift)))
+        .unwrap_or((text, 0));
+    number(digits)?.checked_mul(1 << shift)
+}
+
+fn choice(yes: &'static [&str], no: &'static [&str]) -> impl Fn(&str) -> Option<bool> {
+    |text| match text {
+        text if yes.contains(&text) => Some(true),
+        text if no.contains(&text) => Some(false),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: &str, value: &str) -> Result<Config, KnobError> {
+        Config::from_lookup(|asked| (asked == name).then(|| value.into()))
+    }
+
+    #[test]
+    fn defaults_are_the_ones_the_table_states() {
+        let config = Config::default();
+        assert_eq!(config.batch_min, 16);
+        assert_eq!(config.small_max_bytes, 1 << 20);
+        assert_eq!(config.streams, 4);
+        assert!(config.kernel && config.high_priority);
+        let names: Vec<_> = config.settings().iter().map(|setting| setting.name).collect();
+        assert_eq!(names, KNOBS.iter().map(|knob| knob.name).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn every_knob_refuses_garbage_and_names_itself_the_value_and_the_accepted_form() {
+        for knob in KNOBS {
+            for garbage in [
+                "",
+                " ",
+                "abc",
+                "-1",
+                "1.5",
+                "8080junk",
+                "18446744073709551616",
+                "64Q",
+                "+5",
+                "\u{fffd}",
+            ] {
+                let error =
+                    with(knob.name, garbage).expect_err(&format!("{} took {garbage:?}", knob.name));
+                assert_eq!(
+                    error,
+                    KnobError { name: knob.name, value: garbage.into(), accepts: knob.accepts }
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_value_that_is_not_text_is_refused() {
+        use std::os::unix::ffi::OsStringExt;
+        let lookup = |asked: &str| {
+            (asked == "MC_KVFERRY_STREAMS").then(|| OsString::from_vec(vec![b'4', 0xff]))
+        };
+        assert_eq!(Config::from_lookup(lookup).expect_err("not UTF-8").name, "MC_KVFERRY_STREAMS");
+    }
+
+    #[test]
+    fn sizes_take_binary_suffixes_and_limits_hold() {
+        assert_eq!(
+            with("MC_KVFERRY_SMALL_MAX_BYTES", "256K").map(|c| c.small_max_bytes),
+            Ok(256 << 10)
+        );
+        assert_eq!(
+            with("MC_KVFERRY_SMALL_MAX_BYTES", " 16G ").map(|c| c.small_max_bytes),
+            Ok(16 << 30)
+        );
+        assert!(with("MC_KVFERRY_SMALL_MAX_BYTES", "17G").is_err());
+        assert!(with("MC_KVFERRY_STREAMS", "0").is_err());
+        assert!(with("MC_KVFERRY_MAX_GRID_BLOCKS", "65536").is_err());
+    }
+
+    #[test]
+    fn off_means_off_whatever_the_spelling() {
+        for off in ["off", "0"] {
+            assert_eq!(with("MC_KVFERRY_KERNEL", off).map(|config| config.kernel), Ok(false));
+            assert_eq!(with(CACHE, off).map(|config| config.cache_directory), Ok(None));
+        }
+    }
+
+    #[test]
+    fn a_name_like_a_knob_that_is_none_is_noticed() {
+        let names = ["MC_KVFERRY_STREAM", "MC_KVFERRY_STREAMS", "MC_TCP_LANES_PER_PEER", "PATH"]
+            .map(String::from);
+        assert_eq!(unknown(names.into_iter()).collect::<Vec<_>>(), ["MC_KVFERRY_STREAM"]);
+    }
+}

@@ -1,0 +1,355 @@
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use kvferry_device::{Device, Export};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::batch::{BatchId, BatchStatus, Batches, End, State};
+use crate::buffer::Buffer;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::mapping::MappingCache;
+use crate::plan::{Op, Range};
+use crate::registry::Registry;
+use crate::segment::{AllocationKey, Exports, Identity, Segment};
+use crate::target::Target;
+use crate::transport::peer::Peer;
+
+/// Moves bytes between registered memory here and at a peer.
+///
+/// Safe to use from any thread. Submission never waits for the copies; a batch is polled, waited
+/// for, or awaited through [`Engine::event_fd`], and ends exactly once.
+#[derive(Debug)]
+pub struct Engine {
+    config: Config,
+    incarnation: Identity,
+    devices: Vec<Arc<dyn Device>>,
+    registry: Arc<Registry>,
+    mappings: Arc<MappingCache>,
+    peer: Peer,
+    batches: Batches,
+    notifier: OnceLock<Arc<Notifier>>,
+}
+
+/// How long a wait polls before it gives the processor away: about what a small batch takes.
+const SPIN: Duration = Duration::from_micros(30);
+/// Between polls after that.
+const NAP: Duration = Duration::from_micros(50);
+
+impl Engine {
+    /// Opens a queue on each device.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if a device refuses its queue.
+    pub fn new(config: Config, devices: Vec<Arc<dyn Device>>) -> Result<Arc<Self>> {
+        let incarnation = Identity::random();
+        Ok(Arc::new(Self {
+            incarnation,
+            peer: Peer::new(&config, &devices)?,
+            config,
+            devices,
+            registry: Registry::of_engine(incarnation),
+            mappings: Arc::default(),
+            batches: Batches::default(),
+            notifier: OnceLock::new(),
+        }))
+    }
+
+    /// The knobs in force.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The devices, in the order given.
+    pub fn devices(&self) -> &[Arc<dyn Device>] {
+        &self.devices
+    }
+
+    /// Which engine this is; a restarted one is another.
+    pub fn incarnation(&self) -> Identity {
+        self.incarnation
+    }
+
+    /// Makes `[addr, addr + len)` a region that transfers may use and peers may read and write.
+    ///
+    /// The device is the one whose memory it is. Regions may not overlap; several may lie in one
+    /// allocation, and a range may cross two that touch there.
+    ///
+    /// # Errors
+    /// Among others [`Error::NotDeviceMemory`], [`Error::AlreadyRegistered`],
+    /// [`Error::LeavesAllocation`], and `NotExportable` for memory that no peer could open.
+    ///
+    /// # Safety
+    /// The memory stays allocated until [`Engine::unregister`] returns `Ok`, and peers have
+    /// stopped using it by then: kvferry cannot see copies that a peer's GPU makes.
+    pub unsafe fn register(&self, addr: u64, len: u64) -> Result<()> {
+        self.registry.register(&self.devices, addr, len)?;
+        tracing::debug!(addr, len, "registered");
+        Ok(())
+    }
+
+    /// Registers all regions of the list, or none.
+    ///
+    /// # Errors
+    /// [`Error::RegionOfList`] names the one that failed.
+    ///
+    /// # Safety
+    /// As [`Engine::register`], for each.
+    pub unsafe fn register_all(&self, regions: &[(u64, u64)]) -> Result<()> {
+        for (index, &(addr, len)) in regions.iter().enumerate() {
+            // SAFETY: the caller's contract.
+            if let Err(error) = unsafe { self.register(addr, len) } {
+                for &(addr, _) in regions[..index].iter().rev() {
+                    self.unregister(addr)?;
+                }
+                return Err(Error::RegionOfList { index, error: Box::new(error) });
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the region that begins at `addr`. Waits for batches of this engine that use it, at
+    /// most `MC_KVFERRY_UNREGISTER_TIMEOUT_SEC`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRegion`]; [`Error::RegionBusy`], and then the region stays registered.
+    pub fn unregister(&self, addr: u64) -> Result<()> {
+        let region = self.registry.withdraw(addr)?;
+        let start = Instant::now();
+        while region.users() > 0 {
+            self.progress();
+            let waited = start.elapsed();
+            if region.users() > 0 && waited >= self.config.unregister_timeout {
+                let batches = region.users();
+                self.registry.restore(region);
+                return Err(Error::RegionBusy { addr, batches, waited });
+            }
+            rest(waited);
+        }
+        self.registry.forget(&region);
+        tracing::debug!(addr, len = region.len, "unregistered");
+        Ok(())
+    }
+
+    /// Allocates memory on a device and registers it.
+    ///
+    /// # Errors
+    /// The device's, or [`Error::Device`] if the memory cannot be exported.
+    pub fn allocate(self: &Arc<Self>, device: &Arc<dyn Device>, bytes: u64) -> Result<Buffer> {
+        let memory = Arc::clone(device).allocate(bytes)?;
+        // SAFETY: the buffer owns the memory and unregisters it before freeing it.
+        unsafe { self.register(memory.addr(), memory.len()) }?;
+        Ok(Buffer::new(Arc::clone(self), Arc::clone(device), memory))
+    }
+
+    /// What peers need to know of the registered memory, now.
+    pub fn segment(&self) -> Segment {
+        self.registry.segment(self.incarnation, &self.devices)
+    }
+
+    /// The export of an allocation of [`Engine::segment`], for one peer.
+    ///
+    /// # Errors
+    /// [`Error::UnknownAllocation`] if no registered region lies in it.
+    pub fn export(&self, allocation: AllocationKey) -> Result<Export> {
+        self.registry.export(allocation)
+    }
+
+    /// Opens a peer's segment as a target. Mappings are made when a transfer first needs them.
+    ///
+    /// # Errors
+    /// [`Error::BadSegment`] if the segment contradicts itself.
+    pub fn open(&self, name: &str, segment: Segment, exports: Arc<dyn Exports>) -> Result<Target> {
+        Target::new(name.to_owned(), segment, exports, Arc::clone(&self.mappings))
+    }
+
+    /// Starts copying every range and returns without waiting.
+    ///
+    /// The copies of one batch have no order among each other, nor with those of other batches
+    /// that run at the same time. All local ends lie on one device. An empty list, and one of
+    /// zero-length ranges, completes at once.
+    ///
+    /// # Errors
+    /// If anything is wrong with the list, the target or the device, before anything moves:
+    /// nothing was submitted. A failure later is in the batch's status.
+    pub fn submit(&self, target: &Target, op: Op, ranges: &[Range]) -> Result<BatchId> {
+        let Some(submitted) = self.peer.submit(&self.registry, target, op, ranges)? else {
+            return Ok(self.batches.insert_completed());
+        };
+        if let Some(error) = &submitted.failure {
+            tracing::warn!(peer = target.name(), %error, "a batch failed while it was submitted");
+        }
+        let crate::transport::peer::Submitted { pending, failure, bytes, path, holds } = submitted;
+        let id = self.batches.insert_running(pending, failure, bytes, path, holds);
+        if let Some(notifier) = self.notifier.get() {
+            notifier.wake();
+        }
+        tracing::debug!(%id, peer = target.name(), ?op, ranges = ranges.len(), bytes, %path, "submitted");
+        Ok(id)
+    }
+
+    /// The batch's status now. Does not block; asking again after the end gives the same answer.
+    ///
+    /// # Errors
+    /// [`Error::UnknownBatch`].
+    pub fn poll(&self, id: BatchId) -> Result<BatchStatus> {
+        let (status, pending) = self.batches.look(id)?;
+        let Some(pending) = pending else { return Ok(status) };
+        let end = match self.peer.ended(pending) {
+            Ok(false) => return Ok(status),
+            Ok(true) => End::Quiet,
+            Err(error) => End::Unknown(error.into()),
+        };
+        let (status, ended_here) = self.batches.finish(id, end)?;
+        if ended_here {
+            self.ended(id, &status);
+        }
+        Ok(status)
+    }
+
+    /// Polls until the batch ends or the time is over; then its status is still `Running`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownBatch`].
+    pub fn wait(&self, id: BatchId, timeout: Duration) -> Result<BatchStatus> {
+        let start = Instant::now();
+        loop {
+            let status = self.poll(id)?;
+            let waited = start.elapsed();
+            if status.state != State::Running || waited >= timeout {
+                return Ok(status);
+            }
+            rest(waited);
+        }
+    }
+
+    /// Forgets a batch that ended; its id is unknown from then on.
+    ///
+    /// # Errors
+    /// [`Error::BatchBusy`] while it runs, [`Error::UnknownBatch`].
+    pub fn release(&self, id: BatchId) -> Result<()> {
+        self.batches.release(id)
+    }
+
+    /// A descriptor that becomes readable when batches end: an eventfd whose counter grows by one
+    /// for each. Starts a thread that watches batches; without this call there is none.
+    ///
+    /// # Errors
+    /// [`Error::System`] if there are no more descriptors or threads.
+    pub fn event_fd(self: &Arc<Self>) -> Result<BorrowedFd<'_>> {
+        if let Some(notifier) = self.notifier.get() {
+            return Ok(notifier.fd.as_fd());
+        }
+        let failed = |call| move |reason: String| Error::System { call, reason };
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let fd = fd.map_err(|error| failed("eventfd")(error.to_string()))?;
+        let notifier = Arc::new(Notifier { fd, work: Mutex::default(), woken: Condvar::new() });
+        if self.notifier.set(Arc::clone(&notifier)).is_ok() {
+            let engine = Arc::downgrade(self);
+            std::thread::Builder::new()
+                .name("kvferry-notify".into())
+                .spawn(move || notifier.run(&engine))
+                .map_err(|error| failed("thread")(error.to_string()))?;
+        }
+        Ok(self.notifier.get().expect("set above").fd.as_fd())
+    }
+
+    /// Bytes of pinned memory that the engine holds for itself.
+    pub fn pinned_bytes(&self) -> u64 {
+        self.peer.pinned_bytes()
+    }
+
+    /// Ends every batch that can be ended, and returns how many still run.
+    fn progress(&self) -> usize {
+        let running = self.batches.running();
+        let ended = running.iter().filter(|(id, _)| {
+            // An id that another thread released meanwhile has ended, too.
+            self.poll(*id).map_or(true, |status| status.state != State::Running)
+        });
+        running.len() - ended.count()
+    }
+
+    fn ended(&self, id: BatchId, status: &BatchStatus) {
+        if let State::Failed(error) = &status.state {
+            tracing::warn!(%id, %error, "batch failed");
+        }
+        if let Some(notifier) = self.notifier.get() {
+            notifier.signal();
+        }
+    }
+
+    pub(crate) fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    pub(crate) fn peer(&self) -> &Peer {
+        &self.peer
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // Copies keep running into registered memory until they are done: wait for them. A device
+        // that hangs ends its batches itself after the stall timeout.
+        let start = Instant::now();
+        while self.progress() > 0 {
+            rest(start.elapsed());
+        }
+        if let Some(notifier) = self.notifier.get() {
+            notifier.wake();
+        }
+    }
+}
+
+/// Between two polls. No vendor's event has a wait with a deadline, so waiting is polling; it
+/// gives the processor away once the wait is longer than a small batch takes.
+fn rest(waited: Duration) {
+    if waited < SPIN {
+        std::hint::spin_loop();
+    } else {
+        std::thread::sleep(NAP);
+    }
+}
+
+/// The eventfd and the thread that keeps it true.
+#[derive(Debug)]
+struct Notifier {
+    fd: OwnedFd,
+    /// Whether batches may be running.
+    work: Mutex<bool>,
+    woken: Condvar,
+}
+
+impl Notifier {
+    fn wake(&self) {
+        *self.work.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.woken.notify_one();
+    }
+
+    fn signal(&self) {
+        // The only failure is a full counter, and then it is readable already.
+        let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+    }
+
+    /// Polls running batches; sleeps while there are none; ends with its engine.
+    fn run(&self, engine: &Weak<Engine>) {
+        loop {
+            let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+            while !*work {
+                work = self.woken.wait(work).unwrap_or_else(PoisonError::into_inner);
+            }
+            *work = false;
+            drop(work);
+            let start = Instant::now();
+            loop {
+                let Some(engine) = engine.upgrade() else { return };
+                if engine.progress() == 0 {
+                    break;
+                }
+                drop(engine);
+                rest(start.elapsed());
+            }
+        }
+    }
+}

@@ -1,0 +1,261 @@
+use std::fmt::{self, Display};
+use std::time::Duration;
+
+use crate::batch::BatchId;
+
+/// Which end of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// This engine's memory.
+    Local,
+    /// The target's memory.
+    Remote,
+}
+
+impl Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Local => "local",
+            Self::Remote => "remote",
+        })
+    }
+}
+
+/// What is wrong with a list of ranges. Nothing of the list was submitted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RangeError {
+    /// No registered region holds the address.
+    #[error("range {index}: {side} address {addr:#x} ({len} bytes) is in no registered region")]
+    NotRegistered {
+        /// Position in the list.
+        index: usize,
+        /// Which end.
+        side: Side,
+        /// First byte of the range.
+        addr: u64,
+        /// Bytes of the range.
+        len: u64,
+    },
+    /// The range begins inside registered memory and ends beyond it.
+    #[error(
+        "range {index}: {side} [{addr:#x}, {addr:#x} + {len}) leaves the registered region [{start:#x}, {start:#x} + {region}) by {beyond} bytes"
+    )]
+    OutOfBounds {
+        /// Position in the list.
+        index: usize,
+        /// Which end.
+        side: Side,
+        /// First byte of the range.
+        addr: u64,
+        /// Bytes of the range.
+        len: u64,
+        /// First byte of the region.
+        start: u64,
+        /// Bytes of the region.
+        region: u64,
+        /// Bytes of the range behind the region's end.
+        beyond: u64,
+    },
+    /// Address plus length is more than an address can hold.
+    #[error(
+        "range {index}: {side} address {addr:#x} + {len} bytes passes the end of the address space"
+    )]
+    Overflow {
+        /// Position in the list.
+        index: usize,
+        /// Which end.
+        side: Side,
+        /// First byte of the range.
+        addr: u64,
+        /// Bytes of the range.
+        len: u64,
+    },
+    /// Two ranges write the same byte; copies of one batch have no order.
+    #[error(
+        "ranges {first} and {second} both write {side} address {addr:#x}: put them in two batches"
+    )]
+    DestinationsOverlap {
+        /// Position of the one.
+        first: usize,
+        /// Position of the other.
+        second: usize,
+        /// Which end is written.
+        side: Side,
+        /// First byte that both write.
+        addr: u64,
+    },
+    /// One range reads what another (or itself) writes; copies of one batch have no order.
+    #[error(
+        "range {reader} reads address {addr:#x}, which range {writer} writes: put them in two batches"
+    )]
+    SourceOverwritten {
+        /// Position of the range that reads.
+        reader: usize,
+        /// Position of the range that writes.
+        writer: usize,
+        /// First byte that is both.
+        addr: u64,
+    },
+    /// The local ends lie on several devices.
+    #[error(
+        "range {index}: its local end is on {device}, an earlier one is on {first}: submit one batch per device"
+    )]
+    MixedDevices {
+        /// Position of the range.
+        index: usize,
+        /// Its device.
+        device: String,
+        /// The device of the ranges before it.
+        first: String,
+    },
+}
+
+/// What the engine can fail with.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The list of ranges is wrong.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// A device call failed.
+    #[error(transparent)]
+    Device(#[from] kvferry_device::Error),
+    /// The region to register is empty or passes the end of the address space.
+    #[error("a region of {len} bytes at {addr:#x} cannot be registered")]
+    BadRegion {
+        /// First byte.
+        addr: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// No device of the engine owns the memory.
+    #[error(
+        "{addr:#x} is memory of none of {devices}; host memory must come from kvferry (a memfd), so that other processes can map it"
+    )]
+    NotDeviceMemory {
+        /// First byte.
+        addr: u64,
+        /// The devices that were asked.
+        devices: String,
+    },
+    /// The region to register leaves the allocation that it begins in.
+    #[error(
+        "region [{addr:#x}, {addr:#x} + {len}) leaves its allocation [{base:#x}, {base:#x} + {allocation})"
+    )]
+    LeavesAllocation {
+        /// First byte of the region.
+        addr: u64,
+        /// Bytes of the region.
+        len: u64,
+        /// First byte of the allocation.
+        base: u64,
+        /// Bytes of the allocation.
+        allocation: u64,
+    },
+    /// A registered region holds some of these bytes.
+    #[error(
+        "region [{addr:#x}, {addr:#x} + {len}) overlaps [{start:#x}, {start:#x} + {region}), which is already registered"
+    )]
+    AlreadyRegistered {
+        /// First byte of the new region.
+        addr: u64,
+        /// Bytes of the new region.
+        len: u64,
+        /// First byte of the registered region.
+        start: u64,
+        /// Bytes of the registered region.
+        region: u64,
+    },
+    /// One of several regions could not be registered; those before it were taken back.
+    #[error(
+        "region {index} of the list: {error}; the {index} regions before it were unregistered again"
+    )]
+    RegionOfList {
+        /// Position in the list.
+        index: usize,
+        /// Why.
+        #[source]
+        error: Box<Error>,
+    },
+    /// No region begins at that address.
+    #[error("no registered region begins at {addr:#x}")]
+    UnknownRegion {
+        /// The address given.
+        addr: u64,
+    },
+    /// Batches still use the region.
+    #[error("{batches} batches still use the region at {addr:#x} after {} s: the region stays registered, keep its memory", waited.as_secs())]
+    RegionBusy {
+        /// First byte of the region.
+        addr: u64,
+        /// Batches in flight.
+        batches: usize,
+        /// How long they were waited for.
+        waited: Duration,
+    },
+    /// The id was released, or is of another engine.
+    #[error("batch {0} does not exist: it was released, or is another engine's")]
+    UnknownBatch(BatchId),
+    /// The batch runs; it can be released once it ended.
+    #[error("batch {0} is still running: wait for it before releasing it")]
+    BatchBusy(BatchId),
+    /// No allocation with that name holds a registered region.
+    #[error(
+        "no registered region lies in allocation {id} of device {device}: it was unregistered, fetch the segment again"
+    )]
+    UnknownAllocation {
+        /// Device of the allocation.
+        device: String,
+        /// Number of the allocation.
+        id: u64,
+    },
+    /// The segment contradicts itself or is another engine's.
+    #[error("the segment of {peer} is not usable: {reason}")]
+    BadSegment {
+        /// The peer.
+        peer: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The peer is gone.
+    #[error("peer {peer} is lost: {reason}")]
+    PeerLost {
+        /// The peer.
+        peer: String,
+        /// What was seen.
+        reason: String,
+    },
+    /// The peer did not hand out an export.
+    #[error("peer {peer} gave no export of allocation {id}: {reason}")]
+    ExportRefused {
+        /// The peer.
+        peer: String,
+        /// Number of the allocation.
+        id: u64,
+        /// What it said, or what failed.
+        reason: String,
+    },
+    /// No device of this engine can read and write both ends.
+    #[error(
+        "{device} cannot reach memory of {peer} on device {remote}: no peer access between them"
+    )]
+    Unreachable {
+        /// The device of the local end.
+        device: String,
+        /// The peer.
+        peer: String,
+        /// The device of the remote end.
+        remote: String,
+    },
+    /// The system refused something that the engine needs.
+    #[error("{call} failed: {reason}")]
+    System {
+        /// What was called.
+        call: &'static str,
+        /// The system's word.
+        reason: String,
+    },
+}
+
+/// An engine result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,37 @@
+//! Policy of kvferry: knobs, registered memory, planning, batches and transports.
+//!
+//! Data flows one way: request (ranges and a target) -> registry (who owns these addresses) ->
+//! plan (merge, split, bounds) -> transport -> device queue -> batch status. Start at [`Engine`].
+
+mod batch;
+mod buffer;
+mod config;
+mod devices;
+mod engine;
+mod error;
+mod mapping;
+pub mod measure;
+mod plan;
+mod registry;
+mod segment;
+mod target;
+mod transport;
+
+pub use batch::{BatchId, BatchStatus, Path, State};
+pub use buffer::Buffer;
+pub use config::{Config, KNOBS, Knob, KnobError, Setting, Source};
+pub use devices::{BadDeviceName, DeviceName, open_device, visible_gpus};
+pub use engine::Engine;
+pub use error::{Error, RangeError, Result, Side};
+pub use plan::{Op, Range};
+pub use segment::{AllocationKey, Exports, Identity, Segment, SegmentAllocation, SegmentRegion};
+pub use target::Target;
+
+/// The device layer: what an engine runs on.
+pub use kvferry_device as device;
+
+/// The planner's inside, for the criterion benchmark alone.
+#[doc(hidden)]
+pub mod bench {
+    pub use crate::plan::{Limits, Pieces, Scratch, Want, Window, check};
+}

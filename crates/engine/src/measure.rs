@@ -1,0 +1,93 @@
+//! The same copies without the engine: what a benchmark compares the engine with.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvferry_device::{CopyDescriptor, CopySource, QueueOptions};
+
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::plan::{Op, Range, Want};
+use crate::target::Target;
+
+/// Times a bare launch: the descriptors lie packed in the ring, one launch covers them all, and
+/// each duration is from that launch to its completion. `None` where the device has no kernel.
+///
+/// # Errors
+/// As [`Engine::submit`].
+pub fn bare_launches(
+    engine: &Engine,
+    target: &Target,
+    op: Op,
+    ranges: &[Range],
+    times: usize,
+) -> Result<Option<Vec<Duration>>> {
+    let plan = engine.peer().plan(engine.registry(), target, op, ranges)?;
+    let device = engine.peer().device(plan.device);
+    if !device.info().capabilities.contains(kvferry_device::Capabilities::KERNEL) {
+        return Ok(None);
+    }
+    let mut descriptors = vec![CopyDescriptor::default(); ranges.len()];
+    let mut pieces = plan.pieces(Want::Small, engine.peer().limits());
+    let mut count = 0;
+    loop {
+        if count == descriptors.len() {
+            // Tiles can be more than ranges.
+            descriptors.resize(count * 2 + 1, CopyDescriptor::default());
+        }
+        match pieces.fill(&mut descriptors[count..]) {
+            0 => break,
+            filled => count += filled,
+        }
+    }
+    descriptors.truncate(count);
+    if count == 0 {
+        return Ok(None);
+    }
+    let options = QueueOptions {
+        ring_slots: 1,
+        // One more than it holds, so that the queue sees the end without asking for another slot.
+        slot_descriptors: count + 1,
+        streams: 1,
+        max_grid_blocks: engine.config().max_grid_blocks,
+        high_priority: engine.config().high_priority,
+        stall_timeout: engine.config().stall_timeout,
+    };
+    let mut queue = Arc::clone(device).queue(&options)?;
+    let mut took = Vec::with_capacity(times);
+    for _ in 0..times {
+        let start = Instant::now();
+        // SAFETY: the plan was checked, and it holds its regions and mappings until it is dropped
+        // at the end of this function, after the queue has completed everything.
+        let seq = unsafe {
+            queue
+                .submit(&mut Prepacked { descriptors: &descriptors, packed: !took.is_empty() }, &[])
+        };
+        let seq = seq.map_err(|error| error.error)?;
+        while queue.completed()? < seq {
+            std::hint::spin_loop();
+        }
+        took.push(start.elapsed());
+    }
+    Ok(Some(took))
+}
+
+/// Packs the slot the first time; afterwards the ring's only slot holds the descriptors already.
+struct Prepacked<'a> {
+    descriptors: &'a [CopyDescriptor],
+    packed: bool,
+}
+
+impl CopySource for Prepacked<'_> {
+    fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize {
+        let count = self.descriptors.len();
+        if count == 0 || slot.len() < count {
+            return 0;
+        }
+        if !self.packed {
+            slot[..count].copy_from_slice(self.descriptors);
+        }
+        self.descriptors = &[];
+        count
+    }
+}

@@ -1,0 +1,283 @@
+//! Registered memory: who owns an address, in which allocation, and who uses it now.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use kvferry_device::{Allocation, Device, Export};
+
+use crate::error::{Error, Result};
+use crate::plan::Window;
+use crate::segment::{AllocationKey, Identity, Segment, SegmentAllocation, SegmentRegion};
+
+/// A registered region.
+#[derive(Debug)]
+pub(crate) struct Region {
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    /// Index of its device in the engine.
+    pub(crate) device: usize,
+    pub(crate) allocation: AllocationKey,
+    /// Batches in flight that use it.
+    users: AtomicUsize,
+}
+
+impl Region {
+    pub(crate) fn users(&self) -> usize {
+        self.users.load(Ordering::Acquire)
+    }
+}
+
+/// Keeps a region in use until dropped.
+#[derive(Debug)]
+pub(crate) struct Pin(Arc<Region>);
+
+impl Pin {
+    fn new(region: &Arc<Region>) -> Self {
+        region.users.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(region))
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.0.users.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// All regions at one moment, for submissions: windows to search, regions to pin.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    /// Regions that touch inside one allocation are one window, so a range may cross them.
+    pub(crate) windows: Vec<Window>,
+    /// Per window.
+    pub(crate) devices: Vec<usize>,
+    /// Per window.
+    pub(crate) allocations: Vec<AllocationKey>,
+    /// Per window: which of `regions` it is made of.
+    members: Vec<std::ops::Range<usize>>,
+    regions: Vec<Arc<Region>>,
+}
+
+impl Table {
+    fn new(regions: &BTreeMap<u64, Arc<Region>>) -> Self {
+        let mut table = Self { regions: regions.values().cloned().collect(), ..Self::default() };
+        for (at, region) in table.regions.iter().enumerate() {
+            let continues =
+                table.windows.last().is_some_and(|last| last.start + last.len == region.addr)
+                    && table.allocations.last() == Some(&region.allocation);
+            if let (true, Some(last), Some(members)) =
+                (continues, table.windows.last_mut(), table.members.last_mut())
+            {
+                last.len += region.len;
+                members.end = at + 1;
+                continue;
+            }
+            table.windows.push(Window { start: region.addr, len: region.len });
+            table.devices.push(region.device);
+            table.allocations.push(region.allocation);
+            table.members.push(at..at + 1);
+        }
+        table
+    }
+
+    /// The device of an address that is in a window.
+    pub(crate) fn device_at(&self, addr: u64) -> usize {
+        self.devices[self.windows.partition_point(|window| window.start <= addr).saturating_sub(1)]
+    }
+}
+
+/// The engine's registered memory.
+#[derive(Debug, Default)]
+pub(crate) struct Registry {
+    state: Mutex<Regions>,
+}
+
+/// The engines of this process, by incarnation. What a peer says of itself never makes its
+/// addresses ours: only finding its registry here does.
+static IN_PROCESS: Mutex<BTreeMap<[u8; 16], Weak<Registry>>> = Mutex::new(BTreeMap::new());
+
+/// The registry of an engine of this process.
+pub(crate) fn in_process(incarnation: Identity) -> Option<Arc<Registry>> {
+    IN_PROCESS.lock().unwrap_or_else(PoisonError::into_inner).get(&incarnation.0)?.upgrade()
+}
+
+#[derive(Debug, Default)]
+struct Regions {
+    by_addr: BTreeMap<u64, Arc<Region>>,
+    allocations: HashMap<AllocationKey, Exported>,
+    /// Built when a submission first needs it after a change.
+    table: Option<Arc<Table>>,
+}
+
+/// An allocation with registered regions. It was exported when the first one was registered, so
+/// what cannot be exported is refused there and not in live traffic, and once only (FAILURES.md
+/// B06, B08).
+#[derive(Debug)]
+struct Exported {
+    allocation: Allocation,
+    device: usize,
+    export: Export,
+    regions: usize,
+}
+
+impl Registry {
+    /// The registry of a new engine.
+    pub(crate) fn of_engine(incarnation: Identity) -> Arc<Self> {
+        let registry = Arc::new(Self::default());
+        let mut engines = IN_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+        engines.retain(|_, registry| registry.strong_count() > 0);
+        engines.insert(incarnation.0, Arc::downgrade(&registry));
+        registry
+    }
+
+    pub(crate) fn register(&self, devices: &[Arc<dyn Device>], addr: u64, len: u64) -> Result<()> {
+        if len == 0 || addr.checked_add(len).is_none() {
+            return Err(Error::BadRegion { addr, len });
+        }
+        let (device, allocation) = owner(devices, addr)?;
+        if len > allocation.len - (addr - allocation.base) {
+            let Allocation { base, len: bytes, .. } = allocation;
+            return Err(Error::LeavesAllocation { addr, len, base, allocation: bytes });
+        }
+        let key = AllocationKey { device: devices[device].info().uuid, id: allocation.id };
+        self.refuse_overlap(&self.state(), addr, len)?;
+        // Exporting is a driver call: it happens outside the lock, and a lost race only wastes it.
+        let known = self.state().allocations.contains_key(&key);
+        let export = if known { None } else { Some(devices[device].export(&allocation)?) };
+        let mut state = self.state();
+        self.refuse_overlap(&state, addr, len)?;
+        match (state.allocations.get_mut(&key), export) {
+            (Some(exported), _) => exported.regions += 1,
+            (None, Some(export)) => {
+                state.allocations.insert(key, Exported { allocation, device, export, regions: 1 });
+            }
+            (None, None) => {
+                // Its last region was unregistered since we looked.
+                drop(state);
+                return self.register(devices, addr, len);
+            }
+        }
+        let region = Region { addr, len, device, allocation: key, users: AtomicUsize::new(0) };
+        state.by_addr.insert(addr, Arc::new(region));
+        state.table = None;
+        Ok(())
+    }
+
+    /// Withdraws the region that begins at `addr`: later submissions do not find it.
+    pub(crate) fn withdraw(&self, addr: u64) -> Result<Arc<Region>> {
+        let mut state = self.state();
+        let region = state.by_addr.remove(&addr).ok_or(Error::UnknownRegion { addr })?;
+        state.table = None;
+        Ok(region)
+    }
+
+    /// Puts a withdrawn region back, because it is still in use.
+    pub(crate) fn restore(&self, region: Arc<Region>) {
+        let mut state = self.state();
+        state.by_addr.insert(region.addr, region);
+        state.table = None;
+    }
+
+    /// Ends a withdrawn region that nobody uses any more.
+    pub(crate) fn forget(&self, region: &Region) {
+        let mut state = self.state();
+        let Some(exported) = state.allocations.get_mut(&region.allocation) else { return };
+        exported.regions -= 1;
+        if exported.regions == 0 {
+            state.allocations.remove(&region.allocation);
+        }
+    }
+
+    /// Keeps the regions of these windows registered until the pins are dropped.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRegion`] if one was withdrawn since the table was made.
+    pub(crate) fn pin(
+        &self,
+        table: &Table,
+        windows: impl Iterator<Item = usize>,
+    ) -> Result<Vec<Pin>> {
+        let regions = windows.flat_map(|window| &table.regions[table.members[window].clone()]);
+        let pins: Vec<_> = regions.map(Pin::new).collect();
+        // Pinned first and looked up after: whoever withdraws a region after this look sees the
+        // pin and waits, whoever did before it is seen here.
+        let state = self.state();
+        for Pin(region) in &pins {
+            if !state.by_addr.get(&region.addr).is_some_and(|now| Arc::ptr_eq(now, region)) {
+                return Err(Error::UnknownRegion { addr: region.addr });
+            }
+        }
+        Ok(pins)
+    }
+
+    pub(crate) fn table(&self) -> Arc<Table> {
+        let state = &mut *self.state();
+        let by_addr = &state.by_addr;
+        Arc::clone(state.table.get_or_insert_with(|| Arc::new(Table::new(by_addr))))
+    }
+
+    pub(crate) fn segment(&self, incarnation: Identity, devices: &[Arc<dyn Device>]) -> Segment {
+        let state = self.state();
+        let allocations = state.allocations.iter().map(|(&key, exported)| SegmentAllocation {
+            key,
+            vendor: devices[exported.device].info().vendor,
+            base: exported.allocation.base,
+            len: exported.allocation.len,
+        });
+        let regions = state.by_addr.values().map(|region| SegmentRegion {
+            addr: region.addr,
+            len: region.len,
+            allocation: region.allocation,
+        });
+        Segment {
+            incarnation,
+            process: Identity::of_process(),
+            allocations: allocations.collect(),
+            regions: regions.collect(),
+        }
+    }
+
+    pub(crate) fn export(&self, key: AllocationKey) -> Result<Export> {
+        let state = self.state();
+        let unknown = Error::UnknownAllocation { device: key.device.to_string(), id: key.id };
+        let exported = state.allocations.get(&key).ok_or(unknown)?;
+        match &exported.export {
+            Export::Handle { bytes, len } => Ok(Export::Handle { bytes: bytes.clone(), len: *len }),
+            Export::File { fd, len } => {
+                let copied = |error: std::io::Error| Error::System {
+                    call: "dup",
+                    reason: error.to_string(),
+                };
+                Ok(Export::File { fd: fd.try_clone().map_err(copied)?, len: *len })
+            }
+        }
+    }
+
+    fn refuse_overlap(&self, state: &Regions, addr: u64, len: u64) -> Result<()> {
+        let before = state.by_addr.range(..addr + len).next_back().map(|(_, region)| region);
+        match before.filter(|region| region.addr + region.len > addr) {
+            Some(region) => {
+                Err(Error::AlreadyRegistered { addr, len, start: region.addr, region: region.len })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, Regions> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The device that owns `addr`, by its driver's word and never by an ordinal.
+fn owner(devices: &[Arc<dyn Device>], addr: u64) -> Result<(usize, Allocation)> {
+    for (index, device) in devices.iter().enumerate() {
+        match device.allocation(addr) {
+            Ok(allocation) => return Ok((index, allocation)),
+            Err(kvferry_device::Error::UnknownAddress { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let names: Vec<_> = devices.iter().map(|device| device.info().to_string()).collect();
+    Err(Error::NotDeviceMemory { addr, devices: names.join(", ") })
+}

@@ -1,0 +1,102 @@
+//! What an engine publishes of its memory, and what a peer needs to open it.
+
+use std::fmt::{self, Debug, Display};
+
+use kvferry_device::{DeviceUuid, Export, Vendor};
+
+/// 16 random bytes that name one engine, process or host boot, and never come again.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Identity(pub [u8; 16]);
+
+impl Identity {
+    /// A fresh one.
+    pub fn random() -> Self {
+        Self(rand::random())
+    }
+
+    /// The identity of this process. A forked child has its parent's; it may not use the engine.
+    pub fn of_process() -> Self {
+        static PROCESS: std::sync::OnceLock<Identity> = std::sync::OnceLock::new();
+        *PROCESS.get_or_init(Self::random)
+    }
+
+    /// Reads what [`Display`] wrote: 32 hexadecimal digits.
+    pub fn parse(text: &str) -> Option<Self> {
+        if text.len() != 32 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return None;
+        }
+        u128::from_str_radix(text, 16).ok().map(|number| Self(number.to_be_bytes()))
+    }
+}
+
+impl Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
+impl Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Display::fmt(self, f)
+    }
+}
+
+/// Names one driver allocation for as long as its process lives: the number is never used again,
+/// the address may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AllocationKey {
+    /// The device that owns it.
+    pub device: DeviceUuid,
+    /// The number that the device gave it.
+    pub id: u64,
+}
+
+/// An allocation that holds at least one registered region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentAllocation {
+    /// Its name.
+    pub key: AllocationKey,
+    /// Who makes its device.
+    pub vendor: Vendor,
+    /// First byte, an address of the publishing process.
+    pub base: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// A registered region: what a peer may read and write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentRegion {
+    /// First byte, an address of the publishing process.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The allocation that it lies in.
+    pub allocation: AllocationKey,
+}
+
+/// All registered memory of one engine at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The engine; a restarted one is another.
+    pub incarnation: Identity,
+    /// The process that the engine runs in.
+    pub process: Identity,
+    /// Its allocations.
+    pub allocations: Vec<SegmentAllocation>,
+    /// Its regions, by address, not overlapping.
+    pub regions: Vec<SegmentRegion>,
+}
+
+/// Fetches exports from the engine that owns a segment.
+pub trait Exports: Debug + Send + Sync {
+    /// The export of that allocation. Called once per allocation and local device, from the thread
+    /// that first transfers to it; may block.
+    ///
+    /// # Errors
+    /// Whatever kept the peer from answering, or its refusal.
+    fn fetch(
+        &self,
+        allocation: AllocationKey,
+    ) -> Result<Export, Box<dyn std::error::Error + Send + Sync>>;
+}

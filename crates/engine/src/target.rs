@@ -1,0 +1,226 @@
+//! A peer's segment, opened: what may be read and written there, and where it is mapped here.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+
+use kvferry_device::Device;
+
+use crate::error::{Error, Result};
+use crate::mapping::{MappingCache, MappingKey, OpenMapping};
+use crate::plan::Window;
+use crate::registry::{Registry, in_process};
+use crate::segment::{AllocationKey, Exports, Identity, Segment, SegmentAllocation};
+
+/// A peer that transfers can name. Clones are the same target; mappings close when the last clone
+/// and the last batch that uses them are gone.
+#[derive(Clone, Debug)]
+pub struct Target {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    name: String,
+    incarnation: Identity,
+    process: Identity,
+    table: RwLock<Arc<RemoteTable>>,
+    /// If the engine is in this process: its registered memory, which is used directly.
+    registry: Option<Weak<Registry>>,
+    exports: Arc<dyn Exports>,
+    cache: Arc<MappingCache>,
+    /// By allocation and local device.
+    open: Mutex<HashMap<(AllocationKey, usize), Arc<OpenMapping>>>,
+    lost: OnceLock<String>,
+}
+
+/// The peer's regions at one moment.
+#[derive(Debug)]
+pub(crate) struct RemoteTable {
+    /// Regions that touch inside one allocation are one window.
+    pub(crate) windows: Vec<Window>,
+    /// Per window: index into `list`.
+    allocations: Vec<usize>,
+    list: Vec<SegmentAllocation>,
+}
+
+impl RemoteTable {
+    pub(crate) fn allocation(&self, window: usize) -> &SegmentAllocation {
+        &self.list[self.allocations[window]]
+    }
+
+    fn new(peer: &str, segment: Segment) -> Result<Self> {
+        let bad = |reason: String| Error::BadSegment { peer: peer.to_owned(), reason };
+        let mut by_key = HashMap::with_capacity(segment.allocations.len());
+        for (index, allocation) in segment.allocations.iter().enumerate() {
+            if allocation.len == 0 || allocation.base.checked_add(allocation.len).is_none() {
+                return Err(bad(format!(
+                    "allocation {} has an impossible extent",
+                    allocation.key.id
+                )));
+            }
+            if by_key.insert(allocation.key, index).is_some() {
+                return Err(bad(format!("allocation {} is listed twice", allocation.key.id)));
+            }
+        }
+        let mut table =
+            Self { windows: Vec::new(), allocations: Vec::new(), list: segment.allocations };
+        let mut regions = segment.regions;
+        regions.sort_unstable_by_key(|region| region.addr);
+        for region in regions {
+            let named = by_key.get(&region.allocation);
+            let &index = named.ok_or_else(|| {
+                bad(format!("region {:#x} is in no listed allocation", region.addr))
+            })?;
+            let allocation = &table.list[index];
+            let inside = region.addr.checked_sub(allocation.base).is_some_and(|offset| {
+                region.len > 0 && offset < allocation.len && region.len <= allocation.len - offset
+            });
+            if !inside {
+                return Err(bad(format!("region {:#x} leaves its allocation", region.addr)));
+            }
+            if let Some(last) = table.windows.last_mut() {
+                let end = last.start + last.len;
+                if end > region.addr {
+                    return Err(bad(format!("region {:#x} overlaps another one", region.addr)));
+                }
+                if end == region.addr && table.allocations.last() == Some(&index) {
+                    last.len += region.len;
+                    continue;
+                }
+            }
+            table.windows.push(Window { start: region.addr, len: region.len });
+            table.allocations.push(index);
+        }
+        Ok(table)
+    }
+}
+
+impl Target {
+    pub(crate) fn new(
+        name: String,
+        segment: Segment,
+        exports: Arc<dyn Exports>,
+        cache: Arc<MappingCache>,
+    ) -> Result<Self> {
+        let (incarnation, process) = (segment.incarnation, segment.process);
+        let registry = in_process(incarnation).map(|registry| Arc::downgrade(&registry));
+        let table = RwLock::new(Arc::new(RemoteTable::new(&name, segment)?));
+        let open = Mutex::default();
+        let lost = OnceLock::new();
+        Ok(Self {
+            inner: Arc::new(Inner {
+                name,
+                incarnation,
+                process,
+                table,
+                registry,
+                exports,
+                cache,
+                open,
+                lost,
+            }),
+        })
+    }
+
+    /// The name it was opened with.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// The engine behind it.
+    pub fn incarnation(&self) -> Identity {
+        self.inner.incarnation
+    }
+
+    /// Takes a newer segment of the same engine. Mappings of allocations that are gone close with
+    /// their last batch.
+    ///
+    /// # Errors
+    /// [`Error::BadSegment`] if it contradicts itself or is another engine's.
+    pub fn refresh(&self, segment: Segment) -> Result<()> {
+        let inner = &self.inner;
+        if segment.incarnation != inner.incarnation {
+            let reason = format!(
+                "it is of engine {}, this target of {}",
+                segment.incarnation, inner.incarnation
+            );
+            return Err(Error::BadSegment { peer: inner.name.clone(), reason });
+        }
+        let table = RemoteTable::new(&inner.name, segment)?;
+        let gone = |key: &AllocationKey| table.list.iter().all(|allocation| allocation.key != *key);
+        self.open_mappings().retain(|(key, _), _| !gone(key));
+        *inner.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
+        Ok(())
+    }
+
+    /// Declares the peer dead. New submissions fail; running batches end as failed once their
+    /// copies are quiet; mappings close after that.
+    pub fn lose(&self, reason: &str) {
+        if self.inner.lost.set(reason.to_owned()).is_ok() {
+            tracing::warn!(peer = %self.inner.name, reason, "peer lost");
+            self.open_mappings().clear();
+        }
+    }
+
+    /// Why the peer counts as dead, if it does.
+    pub fn lost(&self) -> Option<Error> {
+        let reason = self.inner.lost.get()?.clone();
+        Some(Error::PeerLost { peer: self.inner.name.clone(), reason })
+    }
+
+    /// How many of its allocations are mapped here now.
+    pub fn open_count(&self) -> usize {
+        self.open_mappings().len()
+    }
+
+    pub(crate) fn table(&self) -> Arc<RemoteTable> {
+        Arc::clone(&self.inner.table.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The registered memory of a target in this process; `None` for another process's.
+    ///
+    /// # Errors
+    /// [`Error::PeerLost`] if its engine is gone.
+    pub(crate) fn registry(&self) -> Result<Option<Arc<Registry>>> {
+        let Some(registry) = &self.inner.registry else { return Ok(None) };
+        let gone = || Error::PeerLost {
+            peer: self.inner.name.clone(),
+            reason: "its engine was dropped".into(),
+        };
+        registry.upgrade().map(Some).ok_or_else(gone)
+    }
+
+    /// The mapping of an allocation for a local device; opens it at first use.
+    pub(crate) fn mapping(
+        &self,
+        allocation: &SegmentAllocation,
+        index: usize,
+        device: &Arc<dyn Device>,
+    ) -> Result<Arc<OpenMapping>> {
+        let inner = &self.inner;
+        if let Some(open) = self.open_mappings().get(&(allocation.key, index)) {
+            return Ok(Arc::clone(open));
+        }
+        let key = MappingKey { process: inner.process, allocation: allocation.key, device: index };
+        let mapping = inner.cache.acquire(key, || {
+            let refused = |reason: String| Error::ExportRefused { peer: inner.name.clone(), id: allocation.key.id, reason };
+            let export = inner.exports.fetch(allocation.key).map_err(|error| refused(error.to_string()))?;
+            if export.len() != allocation.len {
+                return Err(refused(format!("it is {} bytes, the segment says {}", export.len(), allocation.len)));
+            }
+            tracing::debug!(peer = %inner.name, id = allocation.key.id, bytes = allocation.len, device = %device.info(), "mapping a peer's allocation");
+            Ok(Arc::clone(device).open(export)?)
+        })?;
+        let mapping = Arc::new(mapping);
+        let mut open = self.open_mappings();
+        if inner.lost.get().is_none() {
+            // Of two threads that came here together the later one keeps the same mapping alive.
+            open.insert((allocation.key, index), Arc::clone(&mapping));
+        }
+        Ok(mapping)
+    }
+
+    fn open_mappings(&self) -> MutexGuard<'_, HashMap<(AllocationKey, usize), Arc<OpenMapping>>> {
+        self.inner.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

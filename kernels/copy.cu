@@ -1,0 +1,283 @@
+// Copies a list of byte ranges of any length and alignment. One source for NVRTC (NVIDIA), hipRTC
+// (AMD) and, with -DKVFERRY_HOST, a plain C++ compiler, where tests run the same body on the CPU.
+//
+// Unit of work: one warp (LANES threads) copies one descriptor; warps stride over the list. The
+// host splits long ranges into tiles, so there is no tile loop here and no warp that finishes last.
+//
+// Descriptors stay where the host wrote them, in pinned memory behind PCIe (about 1.5 us a read),
+// so each warp requests its next descriptor before it copies the current range.
+//
+// Alignment ladder. Nothing has to be aligned; the destination decides:
+//   head, tail   the up to 15 bytes before the first and after the last aligned 16 of the
+//                destination: one lane a byte, both in one step
+//   co-aligned   between them, where source and destination agree modulo 16: 16-byte loads and
+//                stores, DEPTH loads in flight in each lane
+//   shifted      where they do not: the two aligned words that hold the 16 bytes are loaded and
+//                shifted into one 16-byte store
+// A load touches only aligned words that hold at least one source byte, so it never leaves a page
+// that the source is in. A store never leaves [dst, dst + len).
+//
+// Launch: blocks of BLOCK threads, any grid of at least one block, no shared memory. Until it ends
+// nothing else writes a source (the shifted path reads through the read-only cache), and no
+// destination overlaps another range. No lane talks to another: that is what lets the host run
+// lanes as a loop, and lets LANES be wider than a hardware wave (RDNA has 32).
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define BLOCK 256
+
+// What differs between compilers. An address that arrives as an integer becomes a generic pointer,
+// with slower instructions (LD, FLAT) that find out at run time which memory is meant; the forms
+// below say that it is global. `streaming` marks lines that the caches may drop first, as nobody
+// here comes back to them. `funnel` is the low half of (high:low) >> bits, for bits below 32.
+
+#if defined(KVFERRY_HOST)
+
+#define DEVICE static inline
+#define UNROLL
+#define NO_UNROLL
+
+struct Word {
+    u32 x, y, z, w;
+};
+
+// A GPU faults on a misaligned access; a CPU would forgive it and hide the bug from the tests.
+template <typename T>
+DEVICE void* checked(u64 address) {
+    if (address % sizeof(T) != 0) __builtin_trap();
+    return reinterpret_cast<void*>(address);
+}
+
+template <typename T>
+DEVICE T load_streaming(u64 address) {
+    T value;
+    __builtin_memcpy(&value, checked<T>(address), sizeof(T));
+    return value;
+}
+
+template <typename T>
+DEVICE T load_reused(u64 address) {
+    return load_streaming<T>(address);
+}
+
+template <typename T>
+DEVICE void store_streaming(u64 address, T value) {
+    __builtin_memcpy(checked<T>(address), &value, sizeof(T));
+}
+
+DEVICE u32 funnel(u32 low, u32 high, u32 bits) {
+    return static_cast<u32>(((static_cast<u64>(high) << 32) | low) >> bits);
+}
+
+#elif defined(__HIP__) || defined(__HIPCC_RTC__)
+
+#define DEVICE static __device__ inline __attribute__((always_inline))
+#define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
+#define LANES 64
+#define GLOBAL __attribute__((address_space(1)))
+
+typedef u32 Word __attribute__((ext_vector_type(4)));
+
+template <typename T>
+DEVICE T load_streaming(u64 address) {
+    return __builtin_nontemporal_load(reinterpret_cast<const GLOBAL T*>(address));
+}
+
+template <typename T>
+DEVICE T load_reused(u64 address) {
+    return *reinterpret_cast<const GLOBAL T*>(address);
+}
+
+template <typename T>
+DEVICE void store_streaming(u64 address, T value) {
+    __builtin_nontemporal_store(value, reinterpret_cast<GLOBAL T*>(address));
+}
+
+DEVICE u32 funnel(u32 low, u32 high, u32 bits) {
+    return __builtin_amdgcn_alignbit(high, low, bits);
+}
+
+#else
+
+#define DEVICE static __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
+#define LANES 32
+
+typedef uint4 Word;
+
+template <typename T>
+DEVICE T load_streaming(u64 address) {
+    return __ldcs(reinterpret_cast<const T*>(address));
+}
+
+template <typename T>
+DEVICE T load_reused(u64 address) {
+    return __ldg(reinterpret_cast<const T*>(address));
+}
+
+template <typename T>
+DEVICE void store_streaming(u64 address, T value) {
+    __stcs(reinterpret_cast<T*>(address), value);
+}
+
+DEVICE u32 funnel(u32 low, u32 high, u32 bits) {
+    return __funnelshift_r(low, high, bits);
+}
+
+#endif
+
+// The host's `CopyDescriptor`, field for field.
+struct CopyDescriptor {
+    u64 src, dst, len;
+};
+
+static_assert(sizeof(CopyDescriptor) == 24, "the host writes 24-byte descriptors");
+static_assert(sizeof(Word) == 16, "the ladder counts in words of 16 bytes");
+
+DEVICE CopyDescriptor load_descriptor(const CopyDescriptor* descriptor) {
+    u64 address = reinterpret_cast<u64>(descriptor);
+    CopyDescriptor range;
+    range.src = load_streaming<u64>(address);
+    range.dst = load_streaming<u64>(address + 8);
+    range.len = load_streaming<u64>(address + 16);
+    return range;
+}
+
+// The 16 bytes that begin `shift` (0 to 15) bytes into the pair. Whole 4-byte parts move by
+// selection, two and then one, because indexing with a variable would put the parts in memory.
+DEVICE Word shifted_word(Word first, Word second, u32 shift) {
+    bool two = shift & 8;
+    bool one = shift & 4;
+    u32 a0 = two ? first.z : first.x;
+    u32 a1 = two ? first.w : first.y;
+    u32 a2 = two ? second.x : first.z;
+    u32 a3 = two ? second.y : first.w;
+    u32 a4 = two ? second.z : second.x;
+    u32 a5 = two ? second.w : second.y;
+    u32 b0 = one ? a1 : a0;
+    u32 b1 = one ? a2 : a1;
+    u32 b2 = one ? a3 : a2;
+    u32 b3 = one ? a4 : a3;
+    u32 b4 = one ? a5 : a4;
+    u32 bits = shift % 4 * 8;
+    Word word;
+    word.x = funnel(b0, b1, bits);
+    word.y = funnel(b1, b2, bits);
+    word.z = funnel(b2, b3, bits);
+    word.w = funnel(b3, b4, bits);
+    return word;
+}
+
+// One batch, DEPTH words a lane at most: first all loads, so that they are in flight together, then
+// the stores. `dst` and `src` are this lane's first word; `words`, of all lanes, matters only to
+// the last batch, which is not WHOLE.
+template <bool SHIFTED, bool WHOLE, u32 DEPTH>
+DEVICE void copy_batch(u64 dst, u64 src, u32 words, u32 lane, u32 lanes) {
+    u32 shift = src % 16;
+    // Zero, because a register that only a skipped load writes stays live around all loops: without
+    // it NVRTC takes 111 registers on sm_90, not 62, and spills when held to 64.
+    Word first[DEPTH] = {}, second[DEPTH] = {};
+    UNROLL
+    for (u32 step = 0; step < DEPTH; step++) {
+        if (!WHOLE && lane + step * lanes >= words) continue;
+        u64 at = step * lanes * 16;
+        if (SHIFTED) {
+            // The next lane wants `second` as its `first`, so the cache should keep it.
+            first[step] = load_reused<Word>(src - shift + at);
+            second[step] = load_reused<Word>(src - shift + at + 16);
+        } else {
+            first[step] = load_streaming<Word>(src + at);
+        }
+    }
+    UNROLL
+    for (u32 step = 0; step < DEPTH; step++) {
+        if (!WHOLE && lane + step * lanes >= words) continue;
+        Word word = SHIFTED ? shifted_word(first[step], second[step], shift) : first[step];
+        store_streaming(dst + step * lanes * 16, word);
+    }
+}
+
+// Stores `words` words from `dst` on, a multiple of 16. All lanes take the same batches: lanes that
+// part ways would wait for memory one after the other.
+template <bool SHIFTED>
+DEVICE void copy_words(u64 dst, u64 src, u64 words, u32 lane, u32 lanes) {
+    const u32 depth = SHIFTED ? 4 : 8;  // eight loads a batch either way
+    const u32 batch = depth * lanes;
+    dst += lane * 16;
+    src += lane * 16;
+    NO_UNROLL
+    for (; words >= batch; words -= batch) {
+        copy_batch<SHIFTED, true, depth>(dst, src, batch, lane, lanes);
+        dst += batch * 16;
+        src += batch * 16;
+    }
+    copy_batch<SHIFTED, false, depth>(dst, src, static_cast<u32>(words), lane, lanes);
+}
+
+DEVICE void copy_range(CopyDescriptor range, u32 lane, u32 lanes) {
+    u64 to_aligned = -range.dst % 16;
+    u64 head = to_aligned < range.len ? to_aligned : range.len;
+    u64 words = (range.len - head) / 16;
+    u64 tail = (range.len - head) % 16;
+
+    // Head and tail have at most 30 bytes together, so one byte a lane is enough. It is loaded
+    // before the words and stored after them: its latency hides behind theirs.
+    bool at_edge = lane < head + tail;
+    u64 edge = lane < head ? lane : lane + words * 16;
+    unsigned char edge_byte = 0;
+    if (at_edge) edge_byte = load_streaming<unsigned char>(range.src + edge);
+
+    u64 dst = range.dst + head;
+    u64 src = range.src + head;
+    if (src % 16 == 0) {
+        copy_words<false>(dst, src, words, lane, lanes);
+    } else {
+        copy_words<true>(dst, src, words, lane, lanes);
+    }
+
+    if (at_edge) store_streaming(range.dst + edge, edge_byte);
+}
+
+// What lane `lane` of warp `warp`, of `warps` in the launch, does.
+DEVICE void copy_list(const CopyDescriptor* descriptors, u32 count, u64 warp, u64 warps, u32 lane,
+                      u32 lanes) {
+    if (warp >= count) return;
+    CopyDescriptor range = load_descriptor(descriptors + warp);
+    for (u64 index = warp; index < count; index += warps) {
+        CopyDescriptor next = {};
+        if (index + warps < count) next = load_descriptor(descriptors + index + warps);
+        copy_range(range, lane, lanes);
+        range = next;
+    }
+}
+
+#if defined(KVFERRY_HOST)
+
+// `lanes` is 32 or 64. The result does not depend on the order in which lanes run.
+extern "C" void kvferry_copy_host(const CopyDescriptor* descriptors, u32 count, u32 grid,
+                                  u32 lanes) {
+    u64 warps_per_block = BLOCK / lanes;
+    for (u64 block = 0; block < grid; block++) {
+        for (u32 thread = 0; thread < BLOCK; thread++) {
+            u64 warp = block * warps_per_block + thread / lanes;
+            copy_list(descriptors, count, warp, grid * warps_per_block, thread % lanes, lanes);
+        }
+    }
+}
+
+#else
+
+static_assert(LANES >= 30, "the head and the tail are copied in one step, one byte a lane");
+
+extern "C" __global__ void __launch_bounds__(BLOCK)
+kvferry_copy(const CopyDescriptor* descriptors, u32 count) {
+    const u64 warps_per_block = BLOCK / LANES;
+    u64 warp = blockIdx.x * warps_per_block + threadIdx.x / LANES;
+    u64 warps = gridDim.x * warps_per_block;
+    copy_list(descriptors, count, warp, warps, threadIdx.x % LANES, LANES);
+}
+
+#endif
