@@ -129,6 +129,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     progress.finish_and_clear();
     println!("{}", table(&rows));
+    prefill.ask(&Command::Close)?;
+    decode.ask(&Command::Close)?;
     prefill.end()?;
     decode.end()
 }
@@ -178,7 +180,7 @@ fn measure(
         guard_seed += 1;
         decode.ask(&Command::Fill { side: Side::Destination, seed: guard_seed }).map(|_| guard_seed)
     };
-    let mut run = |prefill: &mut Worker, decode: &mut Worker, what, times| match direction {
+    let run = |prefill: &mut Worker, decode: &mut Worker, what, times| match direction {
         Direction::Write => {
             prefill.run(&Command::Run { direction, peer: destination, times, what })
         }

@@ -119,6 +119,6 @@ fn knob_table(config: &Config) -> Table {
 
 fn plain_table() -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(presets::ASCII_MARKDOWN);
     table
 }

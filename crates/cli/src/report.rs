@@ -63,7 +63,7 @@ impl JsonLines {
 /// The table at the end of a run.
 pub(crate) fn table(rows: &[Row]) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(presets::ASCII_MARKDOWN);
     table.set_header([
         "shape",
         "op",

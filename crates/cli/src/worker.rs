@@ -39,6 +39,8 @@ pub(crate) enum Command {
     Verify { source_seed: u64, guard_seed: u64 },
     /// Report memory use.
     Usage,
+    /// Let go of the other worker, so that its end is no loss.
+    Close,
 }
 
 /// Which end of the transfer a worker holds.
@@ -62,6 +64,7 @@ pub(crate) enum What {
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) enum Answer {
     Opened,
+    Closed,
     Prepared { addr: u64, descriptors: u64, bytes: u64 },
     Filled,
     Ran(Ran),
@@ -150,6 +153,10 @@ impl Worker {
             Command::Fill { side, seed } => self.fill(side, seed),
             Command::Run { direction, peer, times, what } => self.run(direction, peer, times, what),
             Command::Verify { source_seed, guard_seed } => self.verify(source_seed, guard_seed),
+            Command::Close => {
+                self.peer = None;
+                Ok(Answer::Closed)
+            }
             Command::Usage => {
                 let (peak, peak_private) = peak_memory()?;
                 let pinned = self.engine.pinned_bytes();

@@ -160,6 +160,11 @@ impl SimControl {
         faults.planned.entry(call).or_default().insert(number, fault);
     }
 
+    /// Planned failures that have not come yet will not come.
+    pub fn forget_failures(&self) {
+        self.faults().planned.clear();
+    }
+
     /// From now on nothing runs and no event fires.
     pub fn hold(&self) {
         self.executor.hold(true);

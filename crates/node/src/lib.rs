@@ -1,0 +1,24 @@
+//! A node: one engine under a name that peers can open.
+//!
+//! It answers Mooncake's metadata handshake on a TCP port, hands out exports on a Unix socket to
+//! engines of the same user on the same host, and opens such peers itself. The open connection to
+//! a peer is also how its death is noticed. Nothing here touches payload bytes; those move in the
+//! engine.
+
+#![forbid(unsafe_code)]
+
+mod address;
+mod channel;
+mod describe;
+mod error;
+mod exports;
+mod handshake;
+mod monitor;
+mod node;
+mod peer;
+mod service;
+mod socket;
+
+pub use error::NodeError;
+pub use node::{Node, NodeOptions};
+pub use peer::Peer;

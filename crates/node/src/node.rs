@@ -1,0 +1,165 @@
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kvferry_engine::{Engine, Identity};
+
+use crate::address::Address;
+use crate::describe::{self, Local};
+use crate::error::NodeError;
+use crate::exports::{self, Connection};
+use crate::handshake;
+use crate::monitor::Monitor;
+use crate::peer::Peer;
+use crate::service::{Service, ServiceOptions, WhenFull};
+use crate::socket;
+
+/// How a node starts.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// Where the handshake listens; port 0 takes any free one. Loopback by default.
+    pub listen: SocketAddr,
+    /// The `host:port` that peers open, if it is not the address listened on. Port 0 stands for
+    /// the port listened on.
+    pub name: Option<String>,
+}
+
+impl Default for NodeOptions {
+    fn default() -> Self {
+        Self { listen: (Ipv4Addr::LOCALHOST, 0).into(), name: None }
+    }
+}
+
+/// An engine under a name. Dropping it ends its threads and connections: its peers see it as lost,
+/// and the peers that it opened are lost here.
+#[derive(Debug)]
+pub struct Node {
+    local: Arc<Local>,
+    monitor: Monitor,
+    _handshake: Service,
+    _exports: Service,
+}
+
+impl Node {
+    /// Starts to serve `engine`'s registered memory.
+    ///
+    /// # Errors
+    /// [`NodeError::Listen`] if the port is taken; [`NodeError::NameMissing`] if it listens on all
+    /// addresses and no name is given; [`NodeError::BadAddress`] for the name.
+    pub fn start(engine: Arc<Engine>, options: &NodeOptions) -> Result<Arc<Self>, NodeError> {
+        let listen = options.listen;
+        let refused =
+            |error: std::io::Error| NodeError::Listen { listen, reason: error.to_string() };
+        let given = options.name.as_deref().map(Address::parse).transpose()?;
+        if given.is_none() && listen.ip().is_unspecified() {
+            return Err(NodeError::NameMissing { listen });
+        }
+        let listener = TcpListener::bind(listen).map_err(refused)?;
+        listener.set_nonblocking(true).map_err(refused)?;
+        let bound = listener.local_addr().map_err(refused)?;
+
+        let socket = format!("kvferry-{}", Identity::random());
+        let exports = socket::listen_unix(&socket)
+            .map_err(|error| NodeError::system("listening on a Unix socket", error))?;
+        let local = Arc::new(Local {
+            engine,
+            name: name(given, bound),
+            host: describe::boot_id()?,
+            socket,
+            rejected: AtomicU64::new(0),
+        });
+        let node = Self {
+            monitor: Monitor::start()?,
+            _handshake: Service::start(listener.into(), HANDSHAKE, {
+                let local = Arc::clone(&local);
+                Arc::new(move |socket| handshake::serve(&local, socket))
+            })?,
+            _exports: Service::start(exports, EXPORTS, {
+                let local = Arc::clone(&local);
+                Arc::new(move |socket| exports::serve(&local, socket))
+            })?,
+            local,
+        };
+        let Local { name, host, socket, .. } = &*node.local;
+        tracing::debug!(node = name, %bound, %host, socket, incarnation = %node.local.engine.incarnation(), "node started");
+        Ok(Arc::new(node))
+    }
+
+    /// The `host:port` that peers open.
+    pub fn name(&self) -> &str {
+        &self.local.name
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.local.engine
+    }
+
+    /// How many connections ended because of what they said, or did not say in time.
+    pub fn rejected(&self) -> u64 {
+        self.local.rejected.load(Ordering::Relaxed)
+    }
+
+    /// Opens a peer, which may be another engine of this process or this node itself. Takes 10
+    /// seconds at most, plus what the resolver takes.
+    ///
+    /// # Errors
+    /// [`NodeError::BadAddress`], [`NodeError::Handshake`], [`NodeError::Descriptor`],
+    /// [`NodeError::Unreachable`] for a peer on another host, [`NodeError::Exports`],
+    /// [`NodeError::OtherUser`], [`NodeError::Engine`].
+    pub fn open(&self, name: &str) -> Result<Peer, NodeError> {
+        let address = Address::of_peer(name)?;
+        let descriptor = handshake::fetch(&address)?;
+        let ours = self.local.host;
+        let unreachable = |theirs: String| NodeError::Unreachable {
+            peer: name.to_owned(),
+            ours: ours.to_string(),
+            theirs,
+        };
+        let extension = descriptor
+            .kvferry
+            .ok_or_else(|| unreachable("unknown (it is no kvferry node)".into()))?;
+        if extension.host != ours {
+            return Err(unreachable(extension.host.to_string()));
+        }
+        let connection = Arc::new(Connection::open(name, &extension)?);
+        let segment = describe::segment(name, &extension);
+        let target = self.local.engine.open(name, segment, Arc::clone(&connection) as _)?;
+        let watch = self.monitor.watch(Arc::clone(connection.socket()), target.clone());
+        let incarnation = extension.incarnation;
+        tracing::debug!(node = self.name(), peer = name, %incarnation, regions = extension.regions.len(), "opened a peer on this host");
+        Ok(Peer::new(address, target, watch))
+    }
+}
+
+/// Requests are short, so one that keeps its connection while all are taken is stuck.
+const HANDSHAKE: ServiceOptions =
+    ServiceOptions { name: "kvferry-meta", limit: 64, when_full: WhenFull::EndOldest };
+
+/// A connection lasts as long as the peer; all are of this user.
+const EXPORTS: ServiceOptions =
+    ServiceOptions { name: "kvferry-exports", limit: 1024, when_full: WhenFull::Refuse };
+
+fn name(given: Option<Address>, bound: SocketAddr) -> String {
+    match given {
+        Some(Address { host, port: 0 }) => Address { host, port: bound.port() }.to_string(),
+        Some(address) => address.to_string(),
+        None => bound.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_has_the_bound_port_unless_it_says_another() {
+        let name = |given: &str, bound: &str| {
+            name(Some(Address::parse(given).unwrap()), bound.parse().unwrap())
+        };
+        assert_eq!(name("host-a:0", "0.0.0.0:1234"), "host-a:1234");
+        assert_eq!(name("[::1]:0", "[::]:1234"), "[::1]:1234");
+        assert_eq!(name("host-a:80", "0.0.0.0:1234"), "host-a:80");
+        assert_eq!(super::name(None, "[::1]:1234".parse().unwrap()), "[::1]:1234");
+    }
+}

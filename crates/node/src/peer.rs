@@ -1,0 +1,60 @@
+use kvferry_engine::{Identity, Target};
+
+use crate::address::Address;
+use crate::describe;
+use crate::error::NodeError;
+use crate::handshake;
+use crate::monitor::Watch;
+
+/// An opened peer. Keep it as long as its target is used: it is what notices the peer's death.
+#[derive(Debug)]
+pub struct Peer {
+    address: Address,
+    target: Target,
+    _watch: Watch,
+}
+
+impl Peer {
+    pub(crate) fn new(address: Address, target: Target, watch: Watch) -> Self {
+        Self { address, target, _watch: watch }
+    }
+
+    /// The name it was opened with.
+    pub fn name(&self) -> &str {
+        self.target.name()
+    }
+
+    /// What transfers name.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Whether nobody declared it lost. A peer that ends, or whose node is closed, is lost within
+    /// moments; one that is stopped or slow is not.
+    pub fn is_alive(&self) -> bool {
+        self.target.lost().is_none()
+    }
+
+    /// Fetches the peer's descriptor again, so that transfers see what it registered since.
+    ///
+    /// # Errors
+    /// [`NodeError::PeerRestarted`] if another engine answers; the target is then lost, and
+    /// opening the name again gives one that works. Otherwise the target stays as it was.
+    pub fn refresh(&self) -> Result<(), NodeError> {
+        let peer = self.name();
+        let descriptor = handshake::fetch(&self.address)?;
+        let expected = self.target.incarnation();
+        let found = descriptor.kvferry.as_ref().map(|extension| Identity(extension.incarnation.0));
+        let Some(extension) = descriptor.kvferry.filter(|_| found == Some(expected)) else {
+            let found = found.map_or("one that is not kvferry's".into(), |found| found.to_string());
+            self.target.lose(&format!("it was restarted: engine {found} answers under its name"));
+            return Err(NodeError::PeerRestarted {
+                peer: peer.to_owned(),
+                expected: expected.to_string(),
+                found,
+            });
+        };
+        tracing::debug!(peer, regions = extension.regions.len(), "refreshed a peer");
+        Ok(self.target.refresh(describe::segment(peer, &extension))?)
+    }
+}

@@ -1,0 +1,28 @@
+//! Alone in its process, since it counts what the whole process holds.
+
+mod common;
+
+use common::{Side, eventually, exports_of, garbage, say_tcp, say_unix};
+use kvferry_engine::{Op, State};
+
+#[test]
+fn closed_connections_peers_and_nodes_leave_no_descriptor_and_no_thread() {
+    let here = Side::new(4096);
+    let held = |folder: &str| std::fs::read_dir(folder).unwrap().count();
+    let all = || (held("/proc/self/fd"), held("/proc/self/task"));
+    let before = all();
+    for _ in 0..20 {
+        let there = Side::new(4096);
+        let peers: Vec<_> = (0..4).map(|_| here.node.open(there.node.name()).unwrap()).collect();
+        assert_eq!(
+            here.transfer(peers[0].target(), Op::Write, there.buffer.addr(), 64),
+            Ok(State::Completed)
+        );
+        for (_, bytes) in garbage() {
+            say_tcp(&there.stranger(), &bytes);
+            say_unix(&exports_of(&there.extension()), &bytes);
+        }
+        drop(peers);
+    }
+    eventually("everything is given back", || all() == before);
+}

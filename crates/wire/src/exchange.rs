@@ -1,0 +1,230 @@
+//! How engines of one host hand over exports: a Unix socket, frames of `u64 length
+//! (little-endian), json`.
+//!
+//! The client says [`Message::Hello`] with the incarnation that it expects; the server answers with
+//! its own, or refuses. Then every [`Message::Fetch`] gets one [`Message::Export`] or
+//! [`Message::Refused`] with the same request number. The descriptor of a [`Export::File`] comes as
+//! ancillary data (SCM_RIGHTS) of that frame's bytes. The open connection also says that both are
+//! alive.
+
+use serde::{Deserialize, Serialize};
+
+use crate::frame::{FrameError, Frames, encode as frame};
+use crate::hex::{self, Id, Uuid};
+
+/// Longest frame.
+pub const LIMIT: u64 = 64 << 10;
+
+/// What [`Message::Hello`] carries; another one is refused.
+pub const VERSION: u32 = 1;
+
+/// One message of either side.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Message {
+    /// First message of both sides.
+    Hello {
+        /// [`VERSION`].
+        version: u32,
+        /// The engine that the client expects, or that the server is.
+        incarnation: Id,
+    },
+    /// Asks for an export.
+    Fetch {
+        /// Number that the answer repeats, so that an answer which came too late is known as such.
+        request: u64,
+        /// The allocation's device.
+        device: Uuid,
+        /// The allocation's number.
+        id: u64,
+    },
+    /// Answers a fetch.
+    Export {
+        /// Number of the fetch.
+        request: u64,
+        /// How to map the allocation.
+        export: Export,
+    },
+    /// Refuses a fetch, or the whole connection.
+    Refused {
+        /// Number of the fetch; none if the connection is refused and closes.
+        request: Option<u64>,
+        /// Why, for a person.
+        reason: String,
+    },
+}
+
+/// What maps one whole allocation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Export {
+    /// The file descriptor that comes with this frame.
+    File {
+        /// Bytes of the allocation.
+        length: u64,
+    },
+    /// A handle of the vendor.
+    Handle {
+        /// Bytes of the allocation.
+        length: u64,
+        /// The vendor's bytes.
+        #[serde(with = "hex::bytes")]
+        bytes: Vec<u8>,
+    },
+}
+
+/// Why an exchange cannot go on. The connection is to be closed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExchangeError {
+    /// The frame's length is impossible.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// The frame holds no message.
+    #[error("a message that cannot be read: {reason}")]
+    Malformed {
+        /// What is wrong with it, and where.
+        reason: String,
+    },
+}
+
+/// The bytes of a message.
+///
+/// # Errors
+/// [`FrameError::TooLong`] if the other side would refuse it.
+pub fn encode(message: &Message) -> Result<Vec<u8>, ExchangeError> {
+    let malformed =
+        |error: serde_json::Error| ExchangeError::Malformed { reason: error.to_string() };
+    let json = serde_json::to_vec(message).map_err(malformed)?;
+    let length = json.len() as u64;
+    if length > LIMIT {
+        return Err(FrameError::TooLong { length, limit: LIMIT }.into());
+    }
+    Ok(frame(&[&json]))
+}
+
+/// Finds messages in bytes that arrive in any portions; [`poll`](Self::poll) after each
+/// [`push`](Self::push).
+#[derive(Debug)]
+pub struct Decoder {
+    frames: Frames,
+}
+
+impl Decoder {
+    /// Before the first byte.
+    pub fn new() -> Self {
+        Self { frames: Frames::new(LIMIT) }
+    }
+
+    /// Takes bytes.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.frames.push(bytes);
+    }
+
+    /// The next message; `None` until all of it is there.
+    ///
+    /// # Errors
+    /// A frame that no engine sends. Close the connection.
+    pub fn poll(&mut self) -> Result<Option<Message>, ExchangeError> {
+        let Some(json) = self.frames.poll()? else { return Ok(None) };
+        let malformed =
+            |error: serde_json::Error| ExchangeError::Malformed { reason: error.to_string() };
+        serde_json::from_slice(&json).map(Some).map_err(malformed)
+    }
+
+    /// Whether no message has begun.
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+}
+
+impl Default for Decoder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn messages() -> Vec<Message> {
+        let export = Export::Handle { length: 4096, bytes: vec![0, 0xab, 0xff] };
+        vec![
+            Message::Hello { version: VERSION, incarnation: Id([0x11; 16]) },
+            Message::Fetch { request: 1, device: Uuid([0x22; 16]), id: u64::MAX },
+            Message::Export { request: 1, export: Export::File { length: 4096 } },
+            Message::Export { request: 2, export },
+            Message::Refused { request: Some(3), reason: "gone".into() },
+            Message::Refused { request: None, reason: "a restarted engine".into() },
+        ]
+    }
+
+    #[test]
+    fn messages_have_these_bytes() {
+        let text =
+            |message: &Message| String::from_utf8(encode(message).unwrap()[8..].to_vec()).unwrap();
+        let texts: Vec<_> = messages().iter().map(text).collect();
+        assert_eq!(
+            texts,
+            [
+                r#"{"hello":{"version":1,"incarnation":"11111111111111111111111111111111"}}"#,
+                r#"{"fetch":{"request":1,"device":"22222222-2222-2222-2222-222222222222","id":18446744073709551615}}"#,
+                r#"{"export":{"request":1,"export":{"kind":"file","length":4096}}}"#,
+                r#"{"export":{"request":2,"export":{"kind":"handle","length":4096,"bytes":"00abff"}}}"#,
+                r#"{"refused":{"request":3,"reason":"gone"}}"#,
+                r#"{"refused":{"request":null,"reason":"a restarted engine"}}"#,
+            ]
+        );
+        assert_eq!(encode(&messages()[4]).unwrap()[..8], 41u64.to_le_bytes());
+    }
+
+    #[test]
+    fn messages_decode_identically_at_every_split_point() {
+        let bytes: Vec<u8> =
+            messages().iter().flat_map(|message| encode(message).unwrap()).collect();
+        for split in 0..=bytes.len() {
+            let mut decoder = Decoder::new();
+            decoder.push(&bytes[..split]);
+            let mut found: Vec<_> = std::iter::from_fn(|| decoder.poll().unwrap()).collect();
+            decoder.push(&bytes[split..]);
+            found.extend(std::iter::from_fn(|| decoder.poll().unwrap()));
+            assert_eq!(found, messages(), "split at byte {split}");
+        }
+    }
+
+    #[test]
+    fn a_message_that_the_other_side_would_refuse_is_not_sent() {
+        let message = Message::Refused { request: None, reason: "x".repeat(LIMIT as usize) };
+        assert!(matches!(encode(&message), Err(ExchangeError::Frame(FrameError::TooLong { .. }))));
+    }
+
+    #[test]
+    fn frames_without_a_message_are_malformed() {
+        for json in [
+            "",
+            "{}",
+            "null",
+            "[1]",
+            r#"{"hello":{}}"#,
+            r#"{"hello":{"version":1,"incarnation":"zz"}}"#,
+            r#"{"fetch":{"request":-1,"device":"22222222-2222-2222-2222-222222222222","id":0}}"#,
+            r#"{"export":{"request":1,"export":{"kind":"handle","length":1,"bytes":"0"}}}"#,
+            r#"{"farewell":{}}"#,
+            &"[".repeat(10_000),
+        ] {
+            let mut decoder = Decoder::new();
+            decoder.push(&frame(&[json.as_bytes()]));
+            decoder.poll().expect_err(json);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_never_panics(payload in proptest::collection::vec(any::<u8>(), 0..256), framed in any::<bool>()) {
+            let mut decoder = Decoder::new();
+            decoder.push(&if framed { frame(&[&payload]) } else { payload });
+            while let Ok(Some(_)) = decoder.poll() {}
+        }
+    }
+}

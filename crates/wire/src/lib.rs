@@ -1,0 +1,17 @@
+//! What kvferry says over sockets, without the sockets.
+//!
+//! [`handshake`] frames Mooncake's peer-to-peer metadata requests, [`segment`] is the descriptor
+//! that they fetch, [`exchange`] is how two engines of one host hand over exports. Every length is
+//! checked before anything is allocated for it, and what a peer sent is an error at worst, never a
+//! panic. The caller owns sockets, clocks and threads.
+
+#![forbid(unsafe_code)]
+
+pub mod exchange;
+mod frame;
+pub mod handshake;
+mod hex;
+pub mod segment;
+
+pub use frame::FrameError;
+pub use hex::{Id, Uuid};

@@ -1,0 +1,493 @@
+//! Segment descriptors: which memory an engine lets its peers read and write.
+//!
+//! The JSON is Mooncake's. What kvferry engines tell each other is one more object, `kvferry`,
+//! which stock peers ignore and which is absent from theirs. A descriptor that [`parse`] accepts
+//! has only extents inside the address space, and regions inside the allocations they name.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::hex::{Id, Uuid};
+
+/// [`Extension::version`] of this code. Fields may be added under the same version.
+pub const VERSION: u32 = 1;
+
+/// Most buffers, allocations and regions, each, of a descriptor that [`parse`] accepts.
+pub const MAX_ENTRIES: usize = 65536;
+
+/// What a node answers to a metadata request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Descriptor {
+    /// `host:port` of the handshake.
+    pub name: String,
+    /// Transports that the peer offers.
+    pub protocol: Protocol,
+    /// Where its TCP transport listens; 0 if it has none.
+    #[serde(default)]
+    pub tcp_data_port: u16,
+    /// Version of its TCP transport.
+    #[serde(default = "first_version")]
+    pub tcp_proto_version: u32,
+    /// When it was written, for people.
+    #[serde(default)]
+    pub timestamp: String,
+    /// Registered memory, by addresses of the publishing process.
+    #[serde(default)]
+    pub buffers: Vec<Buffer>,
+    /// What only kvferry engines publish.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kvferry: Option<Extension>,
+}
+
+/// Mooncake writes one transport as a string and several as an array.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Protocol {
+    /// `"tcp"`
+    One(String),
+    /// `["tcp", "hip"]`
+    Several(Vec<String>),
+}
+
+impl Protocol {
+    /// Whether the peer offers that transport.
+    pub fn offers(&self, name: &str) -> bool {
+        match self {
+            Self::One(one) => one == name,
+            Self::Several(several) => several.iter().any(|one| one == name),
+        }
+    }
+}
+
+/// A registered region as stock peers see it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Buffer {
+    /// Not empty; the name of the segment.
+    pub name: String,
+    /// First byte.
+    pub addr: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// What a kvferry engine of the same host needs to open the memory itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extension {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The engine; a restarted one is another.
+    pub incarnation: Id,
+    /// Its process.
+    pub process: Id,
+    /// Boot of its host.
+    pub host: Uuid,
+    /// Its process id, for people: other containers count differently.
+    pub pid: u32,
+    /// Abstract Unix socket where it hands out exports.
+    pub socket: String,
+    /// Driver allocations that hold registered memory.
+    pub allocations: Vec<Allocation>,
+    /// Registered memory.
+    pub regions: Vec<Region>,
+}
+
+/// Whose memory an allocation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Vendor {
+    /// Host memory.
+    Host,
+    /// A simulated GPU's.
+    Sim,
+    /// An NVIDIA GPU's.
+    Cuda,
+    /// A vendor that this code does not know; it cannot open such an allocation.
+    #[serde(other)]
+    Unknown,
+}
+
+/// One driver allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Allocation {
+    /// Its device.
+    pub device: Uuid,
+    /// Its number on that device, never used again.
+    pub id: u64,
+    /// Whose memory it is.
+    pub vendor: Vendor,
+    /// First byte.
+    pub base: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// One registered region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Region {
+    /// First byte.
+    pub addr: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Device of the allocation that it lies in.
+    pub device: Uuid,
+    /// Number of that allocation.
+    pub id: u64,
+}
+
+/// What is wrong with a descriptor. None of it may be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SegmentError {
+    /// Not the JSON of a descriptor.
+    #[error("no segment descriptor: {reason}")]
+    Malformed {
+        /// What is wrong, and where.
+        reason: String,
+    },
+    /// Written by another generation of kvferry.
+    #[error("its kvferry object has version {theirs}, this one reads version {VERSION}")]
+    Version {
+        /// The peer's.
+        theirs: u32,
+    },
+    /// More entries than [`MAX_ENTRIES`].
+    #[error("it lists {count} {what}, the limit is {MAX_ENTRIES}")]
+    TooMany {
+        /// Entries of which list.
+        what: &'static str,
+        /// How many.
+        count: usize,
+    },
+    /// Address or length is zero, or the end is beyond the address space.
+    #[error("{what} {index} has an impossible extent: {length} bytes at {addr:#x}")]
+    Extent {
+        /// Entry of which list.
+        what: &'static str,
+        /// Position in that list.
+        index: usize,
+        /// First byte.
+        addr: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Two allocations have one name.
+    #[error("allocation {id} of device {device} is listed twice")]
+    Duplicate {
+        /// The device.
+        device: Uuid,
+        /// The number.
+        id: u64,
+    },
+    /// A region names an allocation that is not listed.
+    #[error("region {index} lies in allocation {id} of device {device}, which is not listed")]
+    UnknownAllocation {
+        /// Position of the region.
+        index: usize,
+        /// The device.
+        device: Uuid,
+        /// The number.
+        id: u64,
+    },
+    /// A region is not inside the allocation that it names.
+    #[error(
+        "region {index} ({length} bytes at {addr:#x}) leaves allocation {id} ({allocation} bytes at {base:#x})"
+    )]
+    OutsideAllocation {
+        /// Position of the region.
+        index: usize,
+        /// First byte of the region.
+        addr: u64,
+        /// Bytes of the region.
+        length: u64,
+        /// Number of the allocation.
+        id: u64,
+        /// First byte of the allocation.
+        base: u64,
+        /// Bytes of the allocation.
+        allocation: u64,
+    },
+}
+
+/// Reads a descriptor and checks it.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse(json: &[u8]) -> Result<Descriptor, SegmentError> {
+    let malformed =
+        |error: serde_json::Error| SegmentError::Malformed { reason: error.to_string() };
+    // First the version alone, since another one may not fit the types at all.
+    let versioned: Versioned = serde_json::from_slice(json).map_err(malformed)?;
+    if let Some(Version { version: theirs }) =
+        versioned.kvferry.filter(|found| found.version != VERSION)
+    {
+        return Err(SegmentError::Version { theirs });
+    }
+    let descriptor: Descriptor = serde_json::from_slice(json).map_err(malformed)?;
+    check(&descriptor)?;
+    Ok(descriptor)
+}
+
+/// The descriptor's JSON, with the line end that Mooncake writes.
+///
+/// # Errors
+/// What a peer's [`parse`] would refuse it for.
+pub fn encode(descriptor: &Descriptor) -> Result<Vec<u8>, SegmentError> {
+    check(descriptor)?;
+    let malformed =
+        |error: serde_json::Error| SegmentError::Malformed { reason: error.to_string() };
+    let mut json = serde_json::to_vec(descriptor).map_err(malformed)?;
+    json.push(b'\n');
+    Ok(json)
+}
+
+#[derive(Deserialize)]
+struct Versioned {
+    #[serde(default)]
+    kvferry: Option<Version>,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+}
+
+fn first_version() -> u32 {
+    1
+}
+
+fn check(descriptor: &Descriptor) -> Result<(), SegmentError> {
+    count("buffers", descriptor.buffers.len())?;
+    for (index, buffer) in descriptor.buffers.iter().enumerate() {
+        extent("buffer", index, buffer.addr, buffer.length)?;
+    }
+    descriptor.kvferry.as_ref().map_or(Ok(()), check_extension)
+}
+
+fn check_extension(extension: &Extension) -> Result<(), SegmentError> {
+    count("allocations", extension.allocations.len())?;
+    count("regions", extension.regions.len())?;
+    let mut allocations = HashMap::with_capacity(extension.allocations.len());
+    for (index, allocation) in extension.allocations.iter().enumerate() {
+        let &Allocation { device, id, base, length, .. } = allocation;
+        extent("allocation", index, base, length)?;
+        if allocations.insert((device, id), (base, length)).is_some() {
+            return Err(SegmentError::Duplicate { device, id });
+        }
+    }
+    for (index, &Region { addr, length, device, id }) in extension.regions.iter().enumerate() {
+        extent("region", index, addr, length)?;
+        let named = allocations.get(&(device, id));
+        let &(base, allocation) =
+            named.ok_or(SegmentError::UnknownAllocation { index, device, id })?;
+        // Neither end overflows: both extents were checked.
+        if addr < base || addr + length > base + allocation {
+            return Err(SegmentError::OutsideAllocation {
+                index,
+                addr,
+                length,
+                id,
+                base,
+                allocation,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn count(what: &'static str, count: usize) -> Result<(), SegmentError> {
+    if count > MAX_ENTRIES { Err(SegmentError::TooMany { what, count }) } else { Ok(()) }
+}
+
+fn extent(what: &'static str, index: usize, addr: u64, length: u64) -> Result<(), SegmentError> {
+    if addr == 0 || length == 0 || addr.checked_add(length).is_none() {
+        return Err(SegmentError::Extent { what, index, addr, length });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const STOCK: &str = r#"{"name":"10.0.0.1:15428","protocol":"tcp","tcp_data_port":16021,"tcp_proto_version":2,
+        "timestamp":"2026-09-23 10:00:00.000001","rdma_server_name":"x",
+        "buffers":[{"name":"10.0.0.1:15428","addr":140000000000000,"length":1048576,"shm_name":"00ff"}]}"#;
+
+    fn descriptor() -> Descriptor {
+        let device = Uuid([0xa1; 16]);
+        let allocations =
+            vec![Allocation { device, id: 7, vendor: Vendor::Cuda, base: 0x1000, length: 0x1000 }];
+        let regions = vec![Region { addr: 0x1800, length: 0x800, device, id: 7 }];
+        Descriptor {
+            name: "127.0.0.1:9".into(),
+            protocol: Protocol::One("tcp".into()),
+            tcp_data_port: 0,
+            tcp_proto_version: 2,
+            timestamp: "1".into(),
+            buffers: vec![Buffer { name: "127.0.0.1:9".into(), addr: 0x1800, length: 0x800 }],
+            kvferry: Some(Extension {
+                version: VERSION,
+                incarnation: Id([0xb2; 16]),
+                process: Id([0xc3; 16]),
+                host: Uuid([0xd4; 16]),
+                pid: 5,
+                socket: "kvferry-1".into(),
+                allocations,
+                regions,
+            }),
+        }
+    }
+
+    /// Parses our descriptor after a change to it.
+    fn refusal(change: impl FnOnce(&mut Extension)) -> SegmentError {
+        let mut changed = descriptor();
+        change(changed.kvferry.as_mut().unwrap());
+        let error = parse(&serde_json::to_vec(&changed).unwrap()).unwrap_err();
+        assert_eq!(encode(&changed), Err(error.clone()), "what is refused is not published either");
+        error
+    }
+
+    #[test]
+    fn a_descriptor_has_these_bytes_and_survives_them() {
+        let json = encode(&descriptor()).unwrap();
+        let expected = concat!(
+            r#"{"name":"127.0.0.1:9","protocol":"tcp","tcp_data_port":0,"tcp_proto_version":2,"timestamp":"1","#,
+            r#""buffers":[{"name":"127.0.0.1:9","addr":6144,"length":2048}],"#,
+            r#""kvferry":{"version":1,"incarnation":"b2b2b2b2b2b2b2b2b2b2b2b2b2b2b2b2","#,
+            r#""process":"c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3","host":"d4d4d4d4-d4d4-d4d4-d4d4-d4d4d4d4d4d4","#,
+            r#""pid":5,"socket":"kvferry-1","allocations":[{"device":"a1a1a1a1-a1a1-a1a1-a1a1-a1a1a1a1a1a1","#,
+            r#""id":7,"vendor":"cuda","base":4096,"length":4096}],"regions":[{"addr":6144,"length":2048,"#,
+            r#""device":"a1a1a1a1-a1a1-a1a1-a1a1-a1a1a1a1a1a1","id":7}]}}"#,
+            "\n",
+        );
+        assert_eq!(String::from_utf8(json.clone()).unwrap(), expected);
+        assert_eq!(parse(&json), Ok(descriptor()));
+    }
+
+    #[test]
+    fn a_stock_peers_descriptor_is_read() {
+        let stock = parse(STOCK.as_bytes()).unwrap();
+        assert_eq!((stock.tcp_data_port, stock.tcp_proto_version), (16021, 2));
+        assert_eq!(stock.buffers[0].addr, 140_000_000_000_000);
+        assert_eq!(stock.kvferry, None);
+    }
+
+    #[test]
+    fn protocols_are_a_string_or_an_array_and_the_rest_may_be_absent() {
+        let several = parse(br#"{"name":"a:1","protocol":["hip","tcp"]}"#).unwrap();
+        assert!(
+            several.protocol.offers("tcp")
+                && several.protocol.offers("hip")
+                && !several.protocol.offers("rdma")
+        );
+        assert_eq!((several.tcp_data_port, several.tcp_proto_version), (0, 1));
+        assert!(parse(br#"{"name":"a:1","protocol":"tcp"}"#).unwrap().protocol.offers("tcp"));
+    }
+
+    #[test]
+    fn a_vendor_of_the_future_does_not_spoil_the_rest() {
+        let json =
+            String::from_utf8(encode(&descriptor()).unwrap()).unwrap().replace("cuda", "metal");
+        let extension = parse(json.as_bytes()).unwrap().kvferry.unwrap();
+        assert_eq!(extension.allocations[0].vendor, Vendor::Unknown);
+    }
+
+    #[test]
+    fn another_version_is_named_though_nothing_else_of_it_fits() {
+        let json =
+            br#"{"name":"a:1","protocol":"tcp","kvferry":{"version":2,"regions":"elsewhere"}}"#;
+        assert_eq!(parse(json), Err(SegmentError::Version { theirs: 2 }));
+    }
+
+    #[test]
+    fn impossible_extents_are_refused() {
+        for (addr, length) in [(0, 1), (1, 0), (u64::MAX, 1), (1 << 63, 1 << 63), (2, u64::MAX - 1)]
+        {
+            let region = refusal(|extension| {
+                (extension.regions[0].addr, extension.regions[0].length) = (addr, length)
+            });
+            assert_eq!(region, SegmentError::Extent { what: "region", index: 0, addr, length });
+            let base = refusal(|extension| {
+                (extension.allocations[0].base, extension.allocations[0].length) = (addr, length);
+            });
+            assert_eq!(base, SegmentError::Extent { what: "allocation", index: 0, addr, length });
+            let stock = STOCK
+                .replace("140000000000000", &addr.to_string())
+                .replace("1048576", &length.to_string());
+            assert_eq!(
+                parse(stock.as_bytes()),
+                Err(SegmentError::Extent { what: "buffer", index: 0, addr, length })
+            );
+        }
+    }
+
+    #[test]
+    fn regions_outside_their_allocation_are_refused() {
+        for (addr, length) in
+            [(0xfff, 1), (0xfff, 2), (0x1000, 0x1001), (0x1fff, 2), (0x2000, 1), (1, u64::MAX - 1)]
+        {
+            let error = refusal(|extension| {
+                (extension.regions[0].addr, extension.regions[0].length) = (addr, length)
+            });
+            assert!(
+                matches!(error, SegmentError::OutsideAllocation { index: 0, .. }),
+                "{addr:#x}+{length:#x}: {error}"
+            );
+        }
+        let error = refusal(|extension| extension.regions[0].id = 8);
+        assert!(
+            matches!(error, SegmentError::UnknownAllocation { index: 0, id: 8, .. }),
+            "{error}"
+        );
+        let error = refusal(|extension| extension.allocations.push(extension.allocations[0]));
+        assert!(matches!(error, SegmentError::Duplicate { id: 7, .. }), "{error}");
+    }
+
+    #[test]
+    fn too_many_entries_are_refused() {
+        let error =
+            refusal(|extension| extension.regions = vec![extension.regions[0]; MAX_ENTRIES + 1]);
+        assert_eq!(error, SegmentError::TooMany { what: "regions", count: MAX_ENTRIES + 1 });
+        let error = refusal(|extension| {
+            extension.allocations = vec![extension.allocations[0]; MAX_ENTRIES + 1]
+        });
+        assert_eq!(error, SegmentError::TooMany { what: "allocations", count: MAX_ENTRIES + 1 });
+    }
+
+    #[test]
+    fn other_json_is_malformed() {
+        for json in [
+            "",
+            "{}",
+            "[]",
+            "null",
+            "{\"name\":\"a:1\"}",
+            r#"{"name":"a:1","protocol":1}"#,
+            r#"{"name":"a:1","protocol":"tcp","tcp_data_port":65536}"#,
+            r#"{"name":"a:1","protocol":"tcp","buffers":[{"name":"a","addr":-1,"length":1}]}"#,
+            r#"{"name":"a:1","protocol":"tcp","buffers":[{"name":"a","addr":1.5,"length":1}]}"#,
+            r#"{"name":"a:1","protocol":"tcp","buffers":[{"name":"a","addr":18446744073709551616,"length":1}]}"#,
+            r#"{"name":"a:1","protocol":"tcp","kvferry":{"version":1}}"#,
+            &"[".repeat(100_000),
+        ] {
+            let error = parse(json.as_bytes()).unwrap_err();
+            assert!(matches!(error, SegmentError::Malformed { .. }), "{json:.80}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..256)) {
+            let _ = parse(&bytes);
+        }
+
+        #[test]
+        fn a_damaged_descriptor_never_panics(position in any::<prop::sample::Index>(), byte in any::<u8>()) {
+            let mut json = encode(&descriptor()).unwrap();
+            let position = position.index(json.len());
+            json[position] = byte;
+            let _ = parse(&json);
+        }
+    }
+}
