@@ -11,7 +11,8 @@ use crate::plan::{Op, Range, Want};
 use crate::target::Target;
 
 /// Times a bare launch: the descriptors lie packed in the ring, one launch covers them all, and
-/// each duration is from that launch to its completion. `None` where the device has no kernel.
+/// each duration is from that launch to its completion. `None` where the device has no kernel, or
+/// the engine would leave large pieces to DMA.
 ///
 /// # Errors
 /// As [`Engine::submit`].
@@ -24,7 +25,8 @@ pub fn bare_launches(
 ) -> Result<Option<Vec<Duration>>> {
     let plan = engine.peer().plan(engine.registry(), target, op, ranges)?;
     let device = engine.peer().device(plan.device);
-    if !device.info().capabilities.contains(kvferry_device::Capabilities::KERNEL) {
+    let kernel = device.info().capabilities.contains(kvferry_device::Capabilities::KERNEL);
+    if !kernel || plan.checked.large > 0 {
         return Ok(None);
     }
     let mut descriptors = vec![CopyDescriptor::default(); ranges.len()];

@@ -84,12 +84,15 @@ impl Channel {
         let mut buffer = [0; 4096];
         loop {
             if let Some(message) = self.decoder.poll()? {
-                let is_file =
-                    matches!(message, Message::Export { export: Export::File { .. }, .. });
-                return match (is_file, is_file.then(|| self.fd.take()).flatten()) {
-                    (true, None) => Err(ChannelError::NoDescriptor),
-                    (_, fd) => Ok((message, fd)),
-                };
+                if let Message::Export { export: Export::File { .. }, .. } = message {
+                    let fd = self.fd.take().ok_or(ChannelError::NoDescriptor)?;
+                    return Ok((message, Some(fd)));
+                }
+                // With bytes of a next message, it may be that one's.
+                if self.fd.is_some() && self.decoder.is_empty() {
+                    return Err(ChannelError::StrayDescriptor);
+                }
+                return Ok((message, None));
             }
             let (count, fd) = socket::receive_with_fd(&*self.socket, &mut buffer, Some(deadline))?;
             if count == 0 {

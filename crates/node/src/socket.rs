@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, Result};
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -171,10 +171,13 @@ pub(crate) fn listen_unix(name: &str) -> Result<OwnedFd> {
 }
 
 /// Checks that the other end of a Unix socket is this user's.
+///
+/// By nix, since rustix 1.1 cannot say it of a peer in a sibling PID namespace: the process id is 0
+/// there, which its `Pid` has no room for.
 pub(crate) fn same_user(socket: impl AsFd) -> std::result::Result<(), NodeError> {
-    let theirs =
-        socket_peercred(socket).map_err(|error| NodeError::system("SO_PEERCRED", error))?.uid;
-    check_user(rustix::process::geteuid().as_raw(), theirs.as_raw())
+    let theirs = nix::sys::socket::getsockopt(&socket, nix::sys::socket::sockopt::PeerCredentials)
+        .map_err(|error| NodeError::system("SO_PEERCRED", error))?;
+    check_user(rustix::process::geteuid().as_raw(), theirs.uid())
 }
 
 fn check_user(ours: u32, theirs: u32) -> std::result::Result<(), NodeError> {
