@@ -53,6 +53,12 @@ fn paged(pages: u64, layers: u64, bytes: u64) -> Vec<Range> {
     order.iter().enumerate().flat_map(page).collect()
 }
 
+/// Equal strides on both sides, in list order.
+fn strided(count: u64, bytes: u64, stride: u64) -> Vec<Range> {
+    let range = |at| Range { local: LOCAL + at * stride, remote: REMOTE + at * bytes, len: bytes };
+    (0..count).map(range).collect()
+}
+
 fn plan(criterion: &mut Criterion) {
     let mix = [
         (5702, 64),
@@ -70,6 +76,7 @@ fn plan(criterion: &mut Criterion) {
         ("R6, 16384 of 4 KiB", scattered(&[4096; 16384])),
         ("R2, 3840 of 2112 B", scattered(&[2112; 3840])),
         ("3904 pages of layers, 2112 B", paged(64, 61, 2112)),
+        ("W06, 168000 of 576 B in order", strided(168_000, 576, 4608)),
     ];
     let window = |start| [Window { start, len: 1 << 39 }];
     let (local, remote) = (window(LOCAL), window(REMOTE));
@@ -81,17 +88,13 @@ fn plan(criterion: &mut Criterion) {
         group.bench_with_input(BenchmarkId::new("check", name), ranges, |bench, ranges| {
             bench.iter(|| check(Op::Write, ranges, &local, &remote, false, &LIMITS, &mut scratch));
         });
+        let checked = check(Op::Write, ranges, &local, &remote, false, &LIMITS, &mut scratch)
+            .expect("a good list");
         group.bench_with_input(BenchmarkId::new("pack", name), ranges, |bench, ranges| {
             bench.iter(|| {
-                let mut pieces = Pieces::new(
-                    Op::Write,
-                    ranges,
-                    &local,
-                    &remote,
-                    &[1 << 20],
-                    Want::Small,
-                    &LIMITS,
-                );
+                let (op, want) = (Op::Write, Want::Small);
+                let mut pieces =
+                    Pieces::new(op, ranges, &local, &remote, &[1 << 20], want, &checked, &LIMITS);
                 let mut packed = 0;
                 loop {
                     match pieces.fill(&mut slot) {

@@ -96,7 +96,16 @@ impl Plan<'_> {
     /// The pieces of the list, as descriptors for the plan's device.
     pub(crate) fn pieces(&self, want: Want, limits: &Limits) -> Pieces<'_> {
         let (local, remote) = (&self.local.windows, self.remote.windows());
-        Pieces::new(self.op, self.ranges, local, remote, &self.relocations, want, limits)
+        Pieces::new(
+            self.op,
+            self.ranges,
+            local,
+            remote,
+            &self.relocations,
+            want,
+            &self.checked,
+            limits,
+        )
     }
 }
 
@@ -235,7 +244,7 @@ impl Peer {
 
     fn start(&self, plan: Plan<'_>) -> Result<Submitted> {
         let lane = &self.lanes[plan.device];
-        let Checked { bytes, small, large } = plan.checked;
+        let Checked { bytes, small, large, .. } = plan.checked;
         let kernel = lane.device.info().capabilities.contains(Capabilities::KERNEL);
         // A few small pieces are quicker as DMAs than as a launch.
         let small_by_kernel = kernel && small >= self.batch_min;
