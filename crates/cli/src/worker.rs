@@ -187,9 +187,13 @@ impl Worker {
 
     fn fill(&mut self, side: Side, seed: u64) -> Result<Answer, Failure> {
         let Prepared { layout, buffer } = self.prepared()?;
-        let (bytes, fill): (u64, fn(u64, &mut [u8], u64)) = match side {
-            Side::Source => (layout.source_bytes, source_fill),
-            Side::Destination => (layout.destination_bytes, guard_fill),
+        let bytes = match side {
+            Side::Source => layout.source_bytes,
+            Side::Destination => layout.destination_bytes,
+        };
+        let fill = match side {
+            Side::Source => source_fill,
+            Side::Destination => guard_fill,
         };
         let mut chunk = vec![0; CHUNK.min(bytes) as usize];
         let mut offset = 0;

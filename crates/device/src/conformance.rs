@@ -3,6 +3,7 @@
 //! [`device_conformance!`](crate::device_conformance) makes one test a case, so that no backend
 //! loses a case by forgetting it.
 
+use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,6 +51,17 @@ macro_rules! device_conformance {
             }
         })*
     };
+}
+
+/// Says on standard error that what needs `name` is skipped, past the test harness.
+///
+/// # Panics
+/// If `KVFERRY_TEST_REQUIRE`, a list separated by commas, holds `name`.
+pub fn skip(name: &str, reason: &dyn std::fmt::Display) {
+    let required = std::env::var("KVFERRY_TEST_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|word| word.trim() == name), "{name} is required: {reason}");
+    // Not eprintln!, which the harness swallows when the test passes.
+    let _ = writeln!(std::io::stderr(), "SKIP {name}: {reason}");
 }
 
 const GUARD: u8 = 0xA5;

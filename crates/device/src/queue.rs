@@ -94,7 +94,8 @@ pub trait Queue: Debug + Send {
     ///
     /// # Safety
     /// Until `completed()` reaches the submission's number:
-    /// - every source range is readable and every destination range writable by this device;
+    /// - every source range is readable and unchanged, and every destination range writable, by
+    ///   this device;
     /// - no destination range overlaps another range of the submission.
     unsafe fn submit(
         &mut self,

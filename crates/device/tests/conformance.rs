@@ -30,9 +30,7 @@ fn cuda(kernel: bool) -> Option<Arc<dyn Device>> {
     match open(0, &options) {
         Ok(device) => Some(device),
         Err(error) => {
-            let required = std::env::var("KVFERRY_TEST_REQUIRE").unwrap_or_default();
-            assert!(!required.split(',').any(|name| name == "cuda"), "cuda is required: {error}");
-            eprintln!("SKIP cuda: {error}");
+            kvferry_device::conformance::skip("cuda", &error);
             None
         }
     }

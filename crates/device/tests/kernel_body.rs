@@ -4,11 +4,11 @@
 //! Needs a C++ compiler (`CXX`, else `c++`); without one there is a SKIP line and nothing is tested,
 //! or every test fails if `KVFERRY_TEST_REQUIRE` contains `cxx`.
 
-use std::io::Write;
 use std::process::Command;
 use std::sync::OnceLock;
 
 use kvferry_device::CopyDescriptor;
+use kvferry_device::conformance::skip;
 use libloading::Library;
 use proptest::prelude::*;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
@@ -323,19 +323,8 @@ impl Kernel {
     /// source is a failure.
     fn load() -> Option<&'static Self> {
         static KERNEL: OnceLock<Result<Kernel, String>> = OnceLock::new();
-        let kernel = KERNEL.get_or_init(|| {
-            Self::compile().inspect_err(|reason| {
-                // Not eprintln!, which the harness swallows when the test passes.
-                let _ = writeln!(std::io::stderr(), "SKIP kernel_body: {reason}");
-            })
-        });
-        if let Err(reason) = kernel {
-            let required = std::env::var("KVFERRY_TEST_REQUIRE").unwrap_or_default();
-            assert!(
-                !required.split(',').any(|name| name.trim() == "cxx"),
-                "cxx is required: {reason}"
-            );
-        }
+        let kernel =
+            KERNEL.get_or_init(|| Self::compile().inspect_err(|reason| skip("cxx", reason)));
         kernel.as_ref().ok()
     }
 

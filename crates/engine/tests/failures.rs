@@ -200,7 +200,7 @@ fn b04_memory_that_was_freed_and_reallocated_at_one_address_is_never_stale() {
             33..66 => 67 - round,
             _ => round.wrapping_mul(7919) % 37 + 1,
         };
-        let len = pages * 64 << 10;
+        let len = pages * (64 << 10);
         let remote = exporter.allocate(&host, len).expect("memory");
         reused += usize::from(!seen.insert(remote.addr()));
         remote.write(0, &vec![round as u8; len as usize]).expect("inside");
@@ -922,7 +922,7 @@ fn unregistering_waits_for_batches_in_flight_and_new_ones_do_not_find_the_region
     engine.unregister(other.addr()).expect("idle");
     std::thread::scope(|scope| {
         let unregister = scope.spawn(|| engine.unregister(used.addr()));
-        while engine.segment().regions.len() > 0 {
+        while !engine.segment().regions.is_empty() {
             std::thread::yield_now();
         }
         assert!(matches!(

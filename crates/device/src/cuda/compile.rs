@@ -305,7 +305,7 @@ mod tests {
         let compiler = match Compiler::load() {
             Ok(compiler) => compiler,
             Err(error) => {
-                eprintln!("SKIP NVRTC: {error}");
+                crate::conformance::skip("nvrtc", &error);
                 return;
             }
         };

@@ -5,7 +5,7 @@ fn first_device() -> Option<Arc<dyn Device>> {
     match count().and_then(|_| open(0, &CudaOptions::default())) {
         Ok(device) => Some(device),
         Err(error) => {
-            eprintln!("SKIP cuda: {error}");
+            crate::conformance::skip("cuda", &error);
             None
         }
     }

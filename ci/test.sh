@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Formats, lints and tests everything that needs no GPU; on a machine with one, the GPU's tests too
+# (they print SKIP and why where it is missing). KVFERRY_TEST_REQUIRE=cuda,cxx,nvrtc turns the
+# skips of these into failures.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+cargo fmt --check
+cargo clippy --workspace --all-targets -- --deny warnings
+cargo clippy --workspace --all-targets --all-features -- --deny warnings
+RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --all-features
+cargo test --workspace --all-features
+# The main job, small: two processes, both directions, every byte verified.
+cargo run --quiet --bin kvferry -- bench --shape R2,W18,R6m --op both --iterations 3
+cargo run --quiet --bin kvferry -- doctor >/dev/null
