@@ -401,15 +401,27 @@ fn overlap_is_possible(op: Op, ranges: &[Range], extent: &Extent, bitmap: &mut V
     bitmap.clear();
     bitmap.resize(words as usize * 8 + 8, 0);
     match op {
-        Op::Write => mark::<true>(ranges, extent.low, granule, bitmap),
-        Op::Read => mark::<false>(ranges, extent.low, granule, bitmap),
+        Op::Write => mark_writes(ranges, extent.low, granule, bitmap),
+        Op::Read => mark_reads(ranges, extent.low, granule, bitmap),
     }
 }
 
 /// Bits that surely fit into eight bytes from the byte that the first one is in.
 const QUICK_BITS: u64 = 57;
 
+// Shifts by a variable are a third of the work and one instruction only with BMI2.
+#[multiversion::multiversion(targets("x86_64+bmi1+bmi2"))]
+fn mark_writes(ranges: &[Range], low: u64, granule: u32, bitmap: &mut [u8]) -> bool {
+    mark::<true>(ranges, low, granule, bitmap)
+}
+
+#[multiversion::multiversion(targets("x86_64+bmi1+bmi2"))]
+fn mark_reads(ranges: &[Range], low: u64, granule: u32, bitmap: &mut [u8]) -> bool {
+    mark::<false>(ranges, low, granule, bitmap)
+}
+
 /// Returns whether a bit was set twice.
+#[inline(always)]
 fn mark<const WRITE: bool>(ranges: &[Range], low: u64, granule: u32, bitmap: &mut [u8]) -> bool {
     let mut twice = 0;
     for range in ranges {
@@ -436,14 +448,14 @@ fn mark<const WRITE: bool>(ranges: &[Range], low: u64, granule: u32, bitmap: &mu
 
 /// Sets `count` bits, from bit `shift` of the eight bytes at `byte` on; returns those that were
 /// set already.
-#[inline]
+#[inline(always)]
 fn mark_bits(bitmap: &mut [u8], byte: u64, shift: u64, count: u64) -> u64 {
     let mask = (u64::MAX >> (64 - count)) << shift;
-    let place = &mut bitmap[byte as usize..][..8];
-    let before = u64::from_le_bytes([
-        place[0], place[1], place[2], place[3], place[4], place[5], place[6], place[7],
-    ]);
-    place.copy_from_slice(&(before | mask).to_le_bytes());
+    let Some(place) = bitmap[byte as usize..].first_chunk_mut::<8>() else {
+        unreachable!("the bitmap ends a word behind its last bit")
+    };
+    let before = u64::from_le_bytes(*place);
+    *place = (before | mask).to_le_bytes();
     before & mask
 }
 
