@@ -4,9 +4,15 @@
 //! while the device's ring is packed, so no copy of the list is ever made. Both are on the hot
 //! path: no allocation, lock or call per range.
 
-use kvferry_device::{CopyDescriptor, CopySource};
+mod overlap;
+mod pieces;
+mod sweep;
+
+pub use pieces::{Pieces, Want};
 
 use crate::error::{RangeError, Side};
+use overlap::{find_overlap, find_overwritten_source, overlap_is_possible};
+use sweep::sweep;
 
 /// One copy between this engine's memory and the target's, in bytes. Addresses are the owner's:
 /// `remote` is an address of the target's process.
@@ -120,6 +126,8 @@ struct Extent {
     /// Union of all lengths and of all offsets from the first destination: its low zero bits are
     /// the alignment that both ends of every destination share.
     union: u64,
+    /// Bytes of the longest range.
+    longest: u64,
     /// Each destination begins at or behind the end of the one before.
     ascending: bool,
 }
@@ -155,110 +163,6 @@ fn plain_windows(
     Some((local, of(remote, first.remote, &mut scratch.touched_remote)?))
 }
 
-/// Ranges that are swept together: their bytes stay in the first-level cache between the loops.
-const BLOCK: usize = 512;
-
-/// Checks a plain list; `None` if it is not one, for whatever reason.
-fn sweep<const WRITE: bool>(
-    ranges: &[Range],
-    local: Window,
-    remote: Window,
-    limits: &Limits,
-) -> Option<(Checked, Extent)> {
-    let longest = limits.small_max_bytes.min(limits.tile_bytes);
-    let first = ranges.first().map_or(0, destination::<WRITE>);
-    // The loops tell less from greater by the sign of a difference.
-    let halves = [local.start, local.len, remote.start, remote.len, longest];
-    if halves.into_iter().any(|value| value > i64::MAX as u64) {
-        return None;
-    }
-    let mut swept = Swept { low: i64::MAX, ..Swept::default() };
-    let mut start = 0;
-    for block in ranges.chunks(BLOCK) {
-        // From the last of the block before, so that every pair of neighbours is seen.
-        let with_last = &ranges[start - usize::from(start > 0)..start + block.len()];
-        sweep_inside(block, local, remote, longest, &mut swept);
-        match WRITE {
-            true => sweep_writes(block, with_last, first, &mut swept),
-            false => sweep_reads(block, with_last, first, &mut swept),
-        }
-        if swept.outside < 0 || swept.joins {
-            return None;
-        }
-        start += block.len();
-    }
-    let Swept { union, low, high, descends, bytes, .. } = swept;
-    let extent = Extent { low: low as u64, high: high as u64, union, ascending: descends >= 0 };
-    Some((Checked { bytes, small: ranges.len(), large: 0, plain: true }, extent))
-}
-
-/// What the loops of [`sweep`] gather. Negative means yes where a field says so: a sign is or-ed
-/// from a difference without a comparison, which not every processor has for vectors.
-#[derive(Debug, Default)]
-struct Swept {
-    /// Negative: a range is empty, too long, or leaves its window.
-    outside: i64,
-    /// Negative: a destination begins before the end of the one before.
-    descends: i64,
-    joins: bool,
-    union: u64,
-    low: i64,
-    high: i64,
-    bytes: u64,
-}
-
-/// Or-s into `outside` the signs of everything that must not be negative. In this order no
-/// difference wraps without one before it being negative.
-#[multiversion::multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
-fn sweep_inside(block: &[Range], local: Window, remote: Window, longest: u64, swept: &mut Swept) {
-    let mut outside = 0;
-    for range in block {
-        let here = range.local.wrapping_sub(local.start);
-        let there = range.remote.wrapping_sub(remote.start);
-        let (left_here, left_there) =
-            (local.len.wrapping_sub(here), remote.len.wrapping_sub(there));
-        outside |= range.len.wrapping_sub(1) | longest.wrapping_sub(range.len);
-        outside |= here | left_here | left_here.wrapping_sub(range.len);
-        outside |= there | left_there | left_there.wrapping_sub(range.len);
-    }
-    swept.outside |= outside as i64;
-}
-
-#[multiversion::multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
-fn sweep_writes(block: &[Range], with_last: &[Range], first: u64, swept: &mut Swept) {
-    sweep_extent::<true>(block, with_last, first, swept);
-}
-
-#[multiversion::multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
-fn sweep_reads(block: &[Range], with_last: &[Range], first: u64, swept: &mut Swept) {
-    sweep_extent::<false>(block, with_last, first, swept);
-}
-
-#[inline(always)]
-fn sweep_extent<const WRITE: bool>(
-    block: &[Range],
-    with_last: &[Range],
-    first: u64,
-    swept: &mut Swept,
-) {
-    let Swept { mut descends, mut joins, mut union, mut low, mut high, mut bytes, .. } = *swept;
-    for range in block {
-        let start = destination::<WRITE>(range);
-        union |= start.wrapping_sub(first) | range.len;
-        low = low.min(start as i64);
-        high = high.max(start.wrapping_add(range.len) as i64);
-        bytes = bytes.wrapping_add(range.len);
-    }
-    for pair in with_last.windows(2) {
-        let (one, next) = (&pair[0], &pair[1]);
-        let gap_here = next.local.wrapping_sub(one.local).wrapping_sub(one.len);
-        let gap_there = next.remote.wrapping_sub(one.remote).wrapping_sub(one.len);
-        joins |= gap_here | gap_there == 0;
-        descends |= if WRITE { gap_there } else { gap_here } as i64;
-    }
-    *swept = Swept { outside: swept.outside, descends, joins, union, low, high, bytes };
-}
-
 fn scan<const WRITE: bool>(
     ranges: &[Range],
     local: &[Window],
@@ -269,7 +173,7 @@ fn scan<const WRITE: bool>(
     let mut local = Lookup::new(local);
     let mut remote = Lookup::new(remote);
     let first = ranges.iter().find(|range| range.len > 0).map_or(0, destination::<WRITE>);
-    let mut extent = Extent { low: first, high: first, union: 0, ascending: true };
+    let mut extent = Extent { low: first, high: first, union: 0, longest: 0, ascending: true };
     let mut checked = Checked::default();
     let mut run = 0;
     let mut end = Range::default();
@@ -305,6 +209,7 @@ fn scan<const WRITE: bool>(
         extent.ascending &= start >= destination_end;
         destination_end = start + range.len;
         extent.union |= start.wrapping_sub(first) | range.len;
+        extent.longest = extent.longest.max(range.len);
         extent.low = extent.low.min(start);
         extent.high = extent.high.max(destination_end);
         checked.bytes = checked.bytes.wrapping_add(range.len);
@@ -385,143 +290,6 @@ impl<'a> Lookup<'a> {
     }
 }
 
-/// A bitmap with more words than this per range costs more than sorting.
-const BITMAP_WORDS_PER_RANGE: u64 = 24;
-
-/// Marks every destination in a bitmap whose granule is their common alignment, so that a bit set
-/// twice is a byte written twice. `true` also when the bitmap would be too large to be worth it.
-fn overlap_is_possible(op: Op, ranges: &[Range], extent: &Extent, bitmap: &mut Vec<u8>) -> bool {
-    let granule = extent.union.trailing_zeros();
-    // Destinations are multiples of the granule away from each other, so from the lowest, too.
-    let words = ((extent.high - extent.low) >> granule).div_ceil(64);
-    if words > BITMAP_WORDS_PER_RANGE * ranges.len() as u64 {
-        return true;
-    }
-    // A word more, because a range is marked with eight bytes at whichever byte it begins.
-    bitmap.clear();
-    bitmap.resize(words as usize * 8 + 8, 0);
-    match op {
-        Op::Write => mark_writes(ranges, extent.low, granule, bitmap),
-        Op::Read => mark_reads(ranges, extent.low, granule, bitmap),
-    }
-}
-
-/// Bits that surely fit into eight bytes from the byte that the first one is in.
-const QUICK_BITS: u64 = 57;
-
-// Shifts by a variable are a third of the work and one instruction only with BMI2.
-#[multiversion::multiversion(targets("x86_64+bmi1+bmi2"))]
-fn mark_writes(ranges: &[Range], low: u64, granule: u32, bitmap: &mut [u8]) -> bool {
-    mark::<true>(ranges, low, granule, bitmap)
-}
-
-#[multiversion::multiversion(targets("x86_64+bmi1+bmi2"))]
-fn mark_reads(ranges: &[Range], low: u64, granule: u32, bitmap: &mut [u8]) -> bool {
-    mark::<false>(ranges, low, granule, bitmap)
-}
-
-/// Returns whether a bit was set twice.
-#[inline(always)]
-fn mark<const WRITE: bool>(ranges: &[Range], low: u64, granule: u32, bitmap: &mut [u8]) -> bool {
-    let mut twice = 0;
-    for range in ranges {
-        let mut first = destination::<WRITE>(range).wrapping_sub(low) >> granule;
-        let mut count = range.len >> granule;
-        if count == 0 {
-            continue;
-        }
-        if count <= QUICK_BITS {
-            twice |= mark_bits(bitmap, first / 8, first % 8, count);
-            continue;
-        }
-        // Longer ones go from word to word: words that overlapped would be slow, since a load is
-        // not served from a store in flight that holds only a part of it.
-        while count > 0 {
-            let now = count.min(64 - first % 64);
-            twice |= mark_bits(bitmap, first / 64 * 8, first % 64, now);
-            first += now;
-            count -= now;
-        }
-    }
-    twice != 0
-}
-
-/// Sets `count` bits, from bit `shift` of the eight bytes at `byte` on; returns those that were
-/// set already.
-#[inline(always)]
-fn mark_bits(bitmap: &mut [u8], byte: u64, shift: u64, count: u64) -> u64 {
-    let mask = (u64::MAX >> (64 - count)) << shift;
-    let Some(place) = bitmap[byte as usize..].first_chunk_mut::<8>() else {
-        unreachable!("the bitmap ends a word behind its last bit")
-    };
-    let before = u64::from_le_bytes(*place);
-    *place = (before | mask).to_le_bytes();
-    before & mask
-}
-
-/// The exact answer, by sorting: only for lists that the quick ways could not clear.
-#[cold]
-fn find_overlap(op: Op, ranges: &[Range]) -> Result<(), RangeError> {
-    let (start, side): (fn(&Range) -> u64, _) = match op {
-        Op::Write => (destination::<true>, Side::Remote),
-        Op::Read => (destination::<false>, Side::Local),
-    };
-    let order = order_by(ranges, start);
-    for pair in order.windows(2) {
-        let (low, high) = (&ranges[pair[0]], &ranges[pair[1]]);
-        if start(low) + low.len > start(high) {
-            let (first, second) = (pair[0].min(pair[1]), pair[0].max(pair[1]));
-            return Err(RangeError::DestinationsOverlap { first, second, side, addr: start(high) });
-        }
-    }
-    Ok(())
-}
-
-/// Whether any range reads what a range writes; destinations are known not to overlap.
-fn find_overwritten_source(op: Op, ranges: &[Range]) -> Result<(), RangeError> {
-    let (local, remote) =
-        (destination::<false> as fn(&Range) -> u64, destination::<true> as fn(&Range) -> u64);
-    let (destination, source) = match op {
-        Op::Write => (remote, local),
-        Op::Read => (local, remote),
-    };
-    let low = |of: fn(&Range) -> u64| {
-        ranges.iter().filter(|range| range.len > 0).map(of).min().unwrap_or(0)
-    };
-    let high = |of: fn(&Range) -> u64| {
-        ranges
-            .iter()
-            .filter(|range| range.len > 0)
-            .map(|range| of(range) + range.len)
-            .max()
-            .unwrap_or(0)
-    };
-    if high(source) <= low(destination) || high(destination) <= low(source) {
-        return Ok(());
-    }
-    let writers = order_by(ranges, destination);
-    for (reader, range) in ranges.iter().enumerate().filter(|(_, range)| range.len > 0) {
-        let end = source(range) + range.len;
-        // The last writer that begins before the source ends is the only one that can reach in:
-        // writers do not overlap each other.
-        let before = writers.partition_point(|&writer| destination(&ranges[writer]) < end);
-        let Some(&writer) = writers[..before].last() else { continue };
-        let written = &ranges[writer];
-        if destination(written) + written.len > source(range) {
-            let addr = source(range).max(destination(written));
-            return Err(RangeError::SourceOverwritten { reader, writer, addr });
-        }
-    }
-    Ok(())
-}
-
-/// Positions of the non-empty ranges, sorted by an address of theirs.
-fn order_by(ranges: &[Range], addr: fn(&Range) -> u64) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..ranges.len()).filter(|&index| ranges[index].len > 0).collect();
-    order.sort_unstable_by_key(|&index| addr(&ranges[index]));
-    order
-}
-
 /// Makes `bits` hold at least that many bits, all zero.
 fn reset(bits: &mut Vec<u64>, count: usize) {
     bits.clear();
@@ -534,165 +302,9 @@ fn ones(bits: &[u64]) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Which pieces of a list to hand out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
-    /// Those that the copy kernel takes.
-    Small,
-    /// Those that DMA takes.
-    Large,
-    /// All.
-    All,
-}
-
-/// Hands out a checked list as descriptors of the executing device: merged, relocated, and split
-/// into tiles.
-#[derive(Debug)]
-pub struct Pieces<'a> {
-    op: Op,
-    ranges: &'a [Range],
-    next: usize,
-    local: Lookup<'a>,
-    remote: Lookup<'a>,
-    /// Per remote window: what to add to an address of the target to get ours.
-    relocations: &'a [u64],
-    want: Want,
-    plain: bool,
-    small_max_bytes: u64,
-    tile_bytes: u64,
-    /// What is left of the piece that is being handed out.
-    rest: CopyDescriptor,
-}
-
-impl<'a> Pieces<'a> {
-    /// Of a list that [`check`] accepted with the same windows.
-    #[expect(clippy::too_many_arguments, reason = "one call, and all of it is the list's")]
-    pub fn new(
-        op: Op,
-        ranges: &'a [Range],
-        local: &'a [Window],
-        remote: &'a [Window],
-        relocations: &'a [u64],
-        want: Want,
-        checked: &Checked,
-        limits: &Limits,
-    ) -> Self {
-        Self {
-            op,
-            ranges,
-            next: 0,
-            local: Lookup::new(local),
-            remote: Lookup::new(remote),
-            relocations,
-            want,
-            plain: checked.plain && want != Want::Large,
-            small_max_bytes: limits.small_max_bytes,
-            tile_bytes: if want == Want::Small { limits.tile_bytes } else { u64::MAX },
-            rest: CopyDescriptor::default(),
-        }
-    }
-
-    /// Every range of a plain list is a piece.
-    fn fill_plain(&mut self, slot: &mut [CopyDescriptor]) -> usize {
-        let Some(first) = self.ranges.get(self.next) else { return 0 };
-        if self.remote.at == usize::MAX {
-            turn_checked(&mut self.remote, first.remote);
-        }
-        let relocation = self.relocations[self.remote.at];
-        let ranges = &self.ranges[self.next..];
-        let count = ranges.len().min(slot.len());
-        let pairs = slot[..count].iter_mut().zip(&ranges[..count]);
-        match self.op {
-            Op::Write => pairs.for_each(|(place, &Range { local, remote, len })| {
-                *place = CopyDescriptor { src: local, dst: remote.wrapping_add(relocation), len };
-            }),
-            Op::Read => pairs.for_each(|(place, &Range { local, remote, len })| {
-                *place = CopyDescriptor { src: remote.wrapping_add(relocation), dst: local, len };
-            }),
-        }
-        self.next += count;
-        count
-    }
-
-    /// Takes the next piece into `rest`; `false` at the end of the list.
-    #[inline]
-    fn advance(&mut self) -> bool {
-        while let Some(range) = self.ranges.get(self.next) {
-            self.next += 1;
-            if range.len == 0 {
-                continue;
-            }
-            if !self.remote.holds(range.remote, range.len) {
-                turn_checked(&mut self.remote, range.remote);
-            }
-            let mut len = range.len;
-            while let Some(follower) = self.ranges.get(self.next) {
-                let joins =
-                    follower.local == range.local + len && follower.remote == range.remote + len;
-                if follower.len > 0 && !(joins && self.one_window(range, len + follower.len)) {
-                    break;
-                }
-                len += follower.len;
-                self.next += 1;
-            }
-            let wanted = match self.want {
-                Want::Small => len <= self.small_max_bytes,
-                Want::Large => len > self.small_max_bytes,
-                Want::All => true,
-            };
-            if wanted {
-                let remote = range.remote.wrapping_add(self.relocations[self.remote.at]);
-                let (src, dst) = match self.op {
-                    Op::Write => (range.local, remote),
-                    Op::Read => (remote, range.local),
-                };
-                self.rest = CopyDescriptor { src, dst, len };
-                return true;
-            }
-        }
-        false
-    }
-
-    /// Whether `len` bytes from the beginning of `range` stay in one window at both ends.
-    fn one_window(&mut self, range: &Range, len: u64) -> bool {
-        if !self.local.holds(range.local, range.len) {
-            turn_checked(&mut self.local, range.local);
-        }
-        self.local.holds(range.local, len) && self.remote.holds(range.remote, len)
-    }
-}
-
-/// Moves to the window of an address that was found there before.
-#[cold]
-#[inline(never)]
-fn turn_checked(lookup: &mut Lookup<'_>, addr: u64) {
-    let at = lookup.find(addr).expect("the list was checked against the same windows");
-    lookup.go(at);
-}
-
-impl CopySource for Pieces<'_> {
-    fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize {
-        if self.plain {
-            return self.fill_plain(slot);
-        }
-        let mut count = 0;
-        for place in slot {
-            if self.rest.len == 0 && !self.advance() {
-                break;
-            }
-            let len = self.rest.len.min(self.tile_bytes);
-            *place = CopyDescriptor { len, ..self.rest };
-            self.rest.src += len;
-            self.rest.dst += len;
-            self.rest.len -= len;
-            count += 1;
-        }
-        count
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use kvferry_device::{CopyDescriptor, CopySource};
     use proptest::prelude::*;
 
     use super::*;

@@ -1,0 +1,115 @@
+//! The command as its users run it.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn kvferry(arguments: &[&str], knobs: &[(&str, &str)]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kvferry"))
+        .args(arguments)
+        .envs(knobs.iter().copied())
+        .output()
+        .expect("the command starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn a_bench_between_two_processes_verifies_every_line_and_writes_json() {
+    let directory = tempfile::tempdir().expect("a folder");
+    let json = directory.path().join("out.jsonl");
+    let path = json.to_str().expect("text");
+    let arguments = [
+        "bench",
+        "--shape",
+        "R2,w18,contiguous",
+        "--op",
+        "both",
+        "--iterations",
+        "2",
+        "--json",
+        path,
+    ];
+    let output = kvferry(&arguments, &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let lines = std::fs::read_to_string(&json).expect("written");
+    let rows: Vec<Value> =
+        lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let cases: Vec<_> =
+        rows.iter().map(|row| (row["shape"].as_str(), row["op"].as_str())).collect();
+    let expected = ["R2 dsa-index", "W18", "R5 contiguous"].map(Some);
+    let expected: Vec<_> = expected
+        .into_iter()
+        .flat_map(|shape| [(shape, Some("write")), (shape, Some("read"))])
+        .collect();
+    assert_eq!(cases, expected);
+    for row in &rows {
+        assert_eq!(row["verified"], true);
+        assert_eq!(row["path"], "memcpy");
+        for number in
+            ["p50_us", "p99_us", "gbps", "ceiling_gbps", "ratio", "submit_ns_per_descriptor"]
+        {
+            assert!(row[number].as_f64().is_some_and(|value| value > 0.0), "{number} in {row}");
+        }
+    }
+    assert!(text(&output.stdout).contains("verified"), "a table for people");
+    assert!(!text(&output.stderr).contains("WARN"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_models_cache_moves_by_name_and_by_its_configuration_file() {
+    let directory = tempfile::tempdir().expect("a folder");
+    let config = directory.path().join("config.json");
+    let facts = r#"{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 64, "torch_dtype": "bfloat16", "model_type": "tiny"}"#;
+    std::fs::write(&config, facts).expect("written");
+    let path = config.to_str().expect("text");
+    for model in [["--model", "qwen2.5-7b"], ["--model-config", path]] {
+        let arguments =
+            ["bench", model[0], model[1], "--tokens", "100", "--page", "16", "--iterations", "2"];
+        let output = kvferry(&arguments, &[]);
+        assert!(output.status.success(), "{model:?}: {}", text(&output.stderr));
+        assert!(text(&output.stdout).contains("100 tokens, page 16"), "{}", text(&output.stdout));
+    }
+}
+
+#[test]
+fn a_mistake_of_the_user_is_answered_with_what_would_be_right() {
+    for (arguments, knobs, expected) in [
+        (&["bench", "--shape", "R33"][..], &[][..], "R33"),
+        (&["bench", "--device", "gpu:0"], &[], "expected host or cuda:N"),
+        (&["bench", "--model", "gpt"], &[], "deepseek-v3"),
+        (&["bench", "--shape", "R2", "--device", "cuda:999"], &[], "no device cuda:999"),
+        (
+            &["bench", "--shape", "R2"],
+            &[("MC_KVFERRY_STREAMS", "many")],
+            "MC_KVFERRY_STREAMS=\"many\"",
+        ),
+        (&["doctor"], &[("MC_KVFERRY_TILE_BYTES", "1")], "expected 256 to 1G bytes"),
+    ] {
+        let output = kvferry(arguments, knobs);
+        assert!(!output.status.success(), "{arguments:?} was accepted");
+        let said = text(&output.stderr);
+        let missing_library = expected.contains("cuda:999") && said.contains("cannot load libcuda");
+        assert!(said.contains(expected) || missing_library, "{arguments:?}: {said}");
+        assert!(!said.contains("panicked"), "{said}");
+    }
+}
+
+#[test]
+fn the_doctor_works_without_any_gpu_and_shows_every_knob_with_its_source() {
+    let output = kvferry(&["doctor"], &[("MC_KVFERRY_STREAMS", "7"), ("MC_KVFERRY_STREAM", "7")]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report = text(&output.stdout);
+    let line = report.lines().find(|line| line.contains("MC_KVFERRY_STREAMS")).expect("the knob");
+    assert!(line.contains("| 7 ") && line.contains("environment"), "{line}");
+    for expected in ["host:0", "host memory", "MC_KVFERRY_CACHE_DIR", "default", "boot id"] {
+        assert!(report.contains(expected), "{expected} is missing:\n{report}");
+    }
+    assert!(
+        text(&output.stderr).contains("MC_KVFERRY_STREAM is not a knob"),
+        "a typo is pointed out"
+    );
+}

@@ -1,0 +1,174 @@
+//! Whether two ranges of a list touch one byte, at least one of them writing: quickly for lists
+//! that are good, exactly for the others.
+
+use multiversion::multiversion;
+
+use super::{Extent, Op, Range, destination};
+use crate::error::{RangeError, Side};
+
+/// A bitmap with more words than this per range costs more than sorting.
+const BITMAP_WORDS_PER_RANGE: u64 = 24;
+
+/// Marks every destination in a bitmap whose granule is their common alignment, so that a bit set
+/// twice is a byte written twice. `true` also when the bitmap would be too large to be worth it.
+pub(super) fn overlap_is_possible(
+    op: Op,
+    ranges: &[Range],
+    extent: &Extent,
+    bitmap: &mut Vec<u8>,
+) -> bool {
+    let granule = extent.union.trailing_zeros();
+    // Destinations are multiples of the granule away from each other, so from the lowest, too.
+    let words = ((extent.high - extent.low) >> granule).div_ceil(64);
+    if words > BITMAP_WORDS_PER_RANGE * ranges.len() as u64 {
+        return true;
+    }
+    // Two words more, because a range is marked with two at whichever byte it begins.
+    bitmap.clear();
+    bitmap.resize(words as usize * 8 + 16, 0);
+    match op {
+        Op::Write => mark_writes(ranges, extent.low, granule, extent.longest, bitmap),
+        Op::Read => mark_reads(ranges, extent.low, granule, extent.longest, bitmap),
+    }
+}
+
+// Shifts by a variable are a third of the work and one instruction only with BMI2.
+#[multiversion(targets("x86_64+bmi1+bmi2"))]
+fn mark_writes(ranges: &[Range], low: u64, granule: u32, longest: u64, bitmap: &mut [u8]) -> bool {
+    mark::<true>(ranges, low, granule, longest, bitmap)
+}
+
+#[multiversion(targets("x86_64+bmi1+bmi2"))]
+fn mark_reads(ranges: &[Range], low: u64, granule: u32, longest: u64, bitmap: &mut [u8]) -> bool {
+    mark::<false>(ranges, low, granule, longest, bitmap)
+}
+
+/// Returns whether a bit was set twice.
+#[inline(always)]
+fn mark<const WRITE: bool>(
+    ranges: &[Range],
+    low: u64,
+    granule: u32,
+    longest: u64,
+    bitmap: &mut [u8],
+) -> bool {
+    // Which loop depends on the longest range alone: a choice for each would be a coin toss.
+    match longest >> granule {
+        0..=57 => mark_all::<WRITE, 1>(ranges, low, granule, bitmap),
+        _ => mark_all::<WRITE, 2>(ranges, low, granule, bitmap),
+    }
+}
+
+/// Marks with `WORDS` words of eight bytes from the byte on that the first bit is in, and what is
+/// beyond them in a loop.
+#[inline(always)]
+fn mark_all<const WRITE: bool, const WORDS: u64>(
+    ranges: &[Range],
+    low: u64,
+    granule: u32,
+    bitmap: &mut [u8],
+) -> bool {
+    let mut twice = 0;
+    for range in ranges {
+        let first = destination::<WRITE>(range).wrapping_sub(low) >> granule;
+        let count = range.len >> granule;
+        if count == 0 {
+            continue;
+        }
+        // Of the bits from the beginning of the byte: where they end.
+        let (byte, shift) = (first / 8, first % 8);
+        let end = shift + count;
+        let in_first = (u64::MAX >> (64 - end.min(64))) & (u64::MAX << shift);
+        twice |= mark_word(bitmap, byte, in_first);
+        if WORDS == 1 {
+            continue;
+        }
+        let left = end.saturating_sub(64);
+        // All ones for 64, none for 0.
+        let in_second = (u64::MAX >> 1) >> (63 - left.min(63)) | (left.min(64) / 64) << 63;
+        twice |= mark_word(bitmap, byte + 8, in_second);
+        let mut left = left.saturating_sub(64);
+        let mut byte = byte + 16;
+        while left > 0 {
+            let now = left.min(64);
+            twice |= mark_word(bitmap, byte, u64::MAX >> (64 - now));
+            left -= now;
+            byte += 8;
+        }
+    }
+    twice != 0
+}
+
+/// Sets the bits of `mask` in the eight bytes at `byte`; returns those that were set already.
+#[inline(always)]
+fn mark_word(bitmap: &mut [u8], byte: u64, mask: u64) -> u64 {
+    let Some(place) = bitmap[byte as usize..].first_chunk_mut::<8>() else {
+        unreachable!("the bitmap ends two words behind its last bit")
+    };
+    let before = u64::from_le_bytes(*place);
+    *place = (before | mask).to_le_bytes();
+    before & mask
+}
+
+/// The exact answer, by sorting: only for lists that the quick ways could not clear.
+#[cold]
+pub(super) fn find_overlap(op: Op, ranges: &[Range]) -> Result<(), RangeError> {
+    let (start, side): (fn(&Range) -> u64, _) = match op {
+        Op::Write => (destination::<true>, Side::Remote),
+        Op::Read => (destination::<false>, Side::Local),
+    };
+    let order = order_by(ranges, start);
+    for pair in order.windows(2) {
+        let (low, high) = (&ranges[pair[0]], &ranges[pair[1]]);
+        if start(low) + low.len > start(high) {
+            let (first, second) = (pair[0].min(pair[1]), pair[0].max(pair[1]));
+            return Err(RangeError::DestinationsOverlap { first, second, side, addr: start(high) });
+        }
+    }
+    Ok(())
+}
+
+/// Whether any range reads what a range writes; destinations are known not to overlap.
+pub(super) fn find_overwritten_source(op: Op, ranges: &[Range]) -> Result<(), RangeError> {
+    let (local, remote) =
+        (destination::<false> as fn(&Range) -> u64, destination::<true> as fn(&Range) -> u64);
+    let (destination, source) = match op {
+        Op::Write => (remote, local),
+        Op::Read => (local, remote),
+    };
+    let low = |of: fn(&Range) -> u64| {
+        ranges.iter().filter(|range| range.len > 0).map(of).min().unwrap_or(0)
+    };
+    let high = |of: fn(&Range) -> u64| {
+        ranges
+            .iter()
+            .filter(|range| range.len > 0)
+            .map(|range| of(range) + range.len)
+            .max()
+            .unwrap_or(0)
+    };
+    if high(source) <= low(destination) || high(destination) <= low(source) {
+        return Ok(());
+    }
+    let writers = order_by(ranges, destination);
+    for (reader, range) in ranges.iter().enumerate().filter(|(_, range)| range.len > 0) {
+        let end = source(range) + range.len;
+        // The last writer that begins before the source ends is the only one that can reach in:
+        // writers do not overlap each other.
+        let before = writers.partition_point(|&writer| destination(&ranges[writer]) < end);
+        let Some(&writer) = writers[..before].last() else { continue };
+        let written = &ranges[writer];
+        if destination(written) + written.len > source(range) {
+            let addr = source(range).max(destination(written));
+            return Err(RangeError::SourceOverwritten { reader, writer, addr });
+        }
+    }
+    Ok(())
+}
+
+/// Positions of the non-empty ranges, sorted by an address of theirs.
+fn order_by(ranges: &[Range], addr: fn(&Range) -> u64) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..ranges.len()).filter(|&index| ranges[index].len > 0).collect();
+    order.sort_unstable_by_key(|&index| addr(&ranges[index]));
+    order
+}
