@@ -9,7 +9,10 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 
-const LIMITS: Limits = Limits { small_max_bytes: 1 << 20, tile_bytes: 16 << 10 };
+const LIMITS: Limits =
+    Limits { small_max_bytes: 1 << 20, tile_bytes: 16 << 10, overlap_check: true };
+/// Bounds alone: what `MC_KVFERRY_OVERLAP_CHECK=off` leaves.
+const BOUNDS: Limits = Limits { overlap_check: false, ..LIMITS };
 const LOCAL: u64 = 1 << 40;
 const REMOTE: u64 = 1 << 41;
 
@@ -87,6 +90,9 @@ fn plan(criterion: &mut Criterion) {
         group.throughput(Throughput::Elements(ranges.len() as u64));
         group.bench_with_input(BenchmarkId::new("check", name), ranges, |bench, ranges| {
             bench.iter(|| check(Op::Write, ranges, &local, &remote, false, &LIMITS, &mut scratch));
+        });
+        group.bench_with_input(BenchmarkId::new("check bounds", name), ranges, |bench, ranges| {
+            bench.iter(|| check(Op::Write, ranges, &local, &remote, false, &BOUNDS, &mut scratch));
         });
         let checked = check(Op::Write, ranges, &local, &remote, false, &LIMITS, &mut scratch)
             .expect("a good list");

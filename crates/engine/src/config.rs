@@ -18,6 +18,8 @@ pub struct Config {
     pub tile_bytes: u64,
     /// Most blocks of one kernel launch. `MC_KVFERRY_MAX_GRID_BLOCKS`.
     pub max_grid_blocks: u32,
+    /// Refuse lists with overlapping destinations. `MC_KVFERRY_OVERLAP_CHECK`.
+    pub overlap_check: bool,
     /// Streams per device. `MC_KVFERRY_STREAMS`.
     pub streams: usize,
     /// Copy streams run before the model's own. `MC_KVFERRY_STREAM_PRIORITY`.
@@ -71,6 +73,12 @@ pub const KNOBS: &[Knob] = &[
         default: "528",
         accepts: "1 to 65535",
         about: "most thread blocks of one kernel launch",
+    },
+    Knob {
+        name: "MC_KVFERRY_OVERLAP_CHECK",
+        default: "on",
+        accepts: "on or off (1 or 0)",
+        about: "off saves 2 to 6 ns a piece and leaves bytes that two pieces write undefined",
     },
     Knob {
         name: "MC_KVFERRY_STREAMS",
@@ -173,6 +181,8 @@ impl Config {
             small_max_bytes: reader.read("MC_KVFERRY_SMALL_MAX_BYTES", sized(0, 16 << 30))?,
             tile_bytes: reader.read("MC_KVFERRY_TILE_BYTES", sized(256, 1 << 30))?,
             max_grid_blocks: reader.read("MC_KVFERRY_MAX_GRID_BLOCKS", within(1, 65_535))? as u32,
+            overlap_check: reader
+                .read("MC_KVFERRY_OVERLAP_CHECK", choice(&["on", "1"], &["off", "0"]))?,
             streams: reader.read("MC_KVFERRY_STREAMS", within(1, 64))? as usize,
             high_priority: reader
                 .read("MC_KVFERRY_STREAM_PRIORITY", choice(&["high"], &["normal"]))?,

@@ -52,6 +52,8 @@ pub struct Limits {
     pub small_max_bytes: u64,
     /// Bytes that one descriptor of a small piece holds at most.
     pub tile_bytes: u64,
+    /// Whether overlaps are looked for; bounds always are.
+    pub overlap_check: bool,
 }
 
 /// Memory that a check needs, kept from one batch to the next.
@@ -109,6 +111,9 @@ pub fn check(
         Op::Write => sweep_or_scan::<true>(ranges, local, remote, limits, scratch)?,
         Op::Read => sweep_or_scan::<false>(ranges, local, remote, limits, scratch)?,
     };
+    if !limits.overlap_check {
+        return Ok(checked);
+    }
     if !extent.ascending && overlap_is_possible(op, ranges, &extent, &mut scratch.bitmap) {
         find_overlap(op, ranges)?;
     }
@@ -309,7 +314,7 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits = Limits { small_max_bytes: 1000, tile_bytes: 300 };
+    const LIMITS: Limits = Limits { small_max_bytes: 1000, tile_bytes: 300, overlap_check: true };
 
     fn all(windows: &[(u64, u64)]) -> Vec<Window> {
         windows.iter().map(|&(start, len)| Window { start, len }).collect()
@@ -449,6 +454,17 @@ mod tests {
             check_in(Op::Read, &ranges(&[(64, 50_000, 64), (64, 50_100, 64)]), &local, &remote)
                 .is_err()
         );
+    }
+
+    #[test]
+    fn without_the_overlap_check_bounds_are_still_checked() {
+        let windows = all(&[(0, 10_000)]);
+        let limits = Limits { overlap_check: false, ..LIMITS };
+        let check = |list: &[Range]| {
+            check(Op::Write, list, &windows, &windows, true, &limits, &mut Scratch::default())
+        };
+        assert!(check(&ranges(&[(0, 2000, 100), (100, 2000, 100)])).is_ok());
+        assert!(check(&ranges(&[(0, 2000, 100), (100, 9901, 100)])).is_err());
     }
 
     #[test]

@@ -127,6 +127,7 @@ impl Peer {
             limits: Limits {
                 small_max_bytes: config.small_max_bytes,
                 tile_bytes: config.tile_bytes,
+                overlap_check: config.overlap_check,
             },
             batch_min: config.batch_min,
             scratch: Mutex::default(),
