@@ -226,12 +226,15 @@ impl<D: Driver> GpuQueue<D> {
         let kernel = driver.info().capabilities.contains(Capabilities::KERNEL);
         // Streams that got copies since their last event, as a bit set.
         let mut copied = vec![false; self.streams.len()];
+        // The first launch is short, so that the device works while the rest is packed.
+        let mut room = self.options.first_descriptors.clamp(1, self.options.slot_descriptors);
         let mut more = true;
         while more {
             let slot = self.take_slot()?;
-            let (count, descriptors) = self.fill_slot(slot, pieces);
-            // Filling stops only at the slot's end or the source's.
-            more = count == self.options.slot_descriptors;
+            let (count, descriptors) = self.fill_slot(slot, room, pieces);
+            // Filling stops only at the end of the room or of the source.
+            more = count == room;
+            room = self.options.slot_descriptors;
             if count == 0 {
                 self.return_slot();
                 break;
@@ -285,18 +288,17 @@ impl<D: Driver> GpuQueue<D> {
         }
     }
 
-    /// Fills the slot; returns how many descriptors it holds and where the device reads them.
-    fn fill_slot(&mut self, slot: usize, pieces: &mut dyn CopySource) -> (usize, u64) {
-        let room = self.options.slot_descriptors;
+    /// Fills up to `room` of the slot; returns how many descriptors it holds and where the device reads them.
+    fn fill_slot(&mut self, slot: usize, room: usize, pieces: &mut dyn CopySource) -> (usize, u64) {
         let mut count = 0;
         while count < room {
-            let more = pieces.fill(&mut self.slot(slot)[count..]);
+            let more = pieces.fill(&mut self.slot(slot)[count..room]);
             if more == 0 {
                 break;
             }
             count += more;
         }
-        let offset = slot * room * size_of::<CopyDescriptor>();
+        let offset = slot * self.options.slot_descriptors * size_of::<CopyDescriptor>();
         (count, self.ring.device + offset as u64)
     }
 

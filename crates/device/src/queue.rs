@@ -56,6 +56,8 @@ pub struct QueueOptions {
     pub ring_slots: usize,
     /// Descriptor ring: descriptors in one slot, which is one launch.
     pub slot_descriptors: usize,
+    /// Descriptors of a submission's first launch, at most.
+    pub first_descriptors: usize,
     /// Most blocks of one launch.
     pub max_grid_blocks: u32,
     /// Streams ask the driver for its highest priority, so that a transfer does not wait behind
@@ -71,6 +73,7 @@ impl Default for QueueOptions {
             streams: 4,
             ring_slots: 32,
             slot_descriptors: 8192,
+            first_descriptors: 2048,
             max_grid_blocks: 528,
             high_priority: true,
             stall_timeout: std::time::Duration::from_secs(30),
@@ -92,11 +95,13 @@ pub trait Queue: Debug + Send {
     /// On `Err` earlier copies of the same submission may be running:
     /// [`SubmitError::left`](crate::SubmitError) says until when.
     ///
+    /// Copies of a submission have no order: a byte that two of them write, or that one reads and
+    /// another writes, is undefined afterwards.
+    ///
     /// # Safety
     /// Until `completed()` reaches the submission's number:
-    /// - every source range is readable and unchanged, and every destination range writable, by
-    ///   this device;
-    /// - no destination range overlaps another range of the submission.
+    /// - every source range is readable, and every destination range writable, by this device;
+    /// - nobody else relies on the bytes of a destination, or changes those of a source.
     unsafe fn submit(
         &mut self,
         pieces: &mut dyn CopySource,

@@ -270,7 +270,7 @@ impl State {
 
 impl Work {
     /// # Safety
-    /// The ranges are valid and do not overlap.
+    /// The ranges are valid.
     unsafe fn run(self) {
         match self {
             // SAFETY: the caller's contract.
@@ -287,9 +287,9 @@ impl Work {
 }
 
 /// # Safety
-/// `src` is readable, `dst` writable, and they do not overlap.
+/// `src` is readable and `dst` writable.
 unsafe fn run_copy(CopyDescriptor { src, dst, len }: CopyDescriptor) {
     // SAFETY: the caller's contract. Addresses are host pointers that a mapping or an allocation
     // exposed; nothing in this process holds a reference to those bytes.
-    unsafe { std::ptr::copy_nonoverlapping(src as *const u8, dst as *mut u8, len as usize) }
+    unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, len as usize) }
 }

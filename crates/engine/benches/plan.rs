@@ -2,17 +2,14 @@
 //! into ring slots. Divide a time by the number of pieces in its name.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kvferry_engine::bench::{Limits, Pieces, Scratch, Want, Window, check};
+use kvferry_engine::bench::{Limits, Pieces, Scratch, Want, Window, check_bounds, check_overlaps};
 use kvferry_engine::device::{CopyDescriptor, CopySource};
 use kvferry_engine::{Op, Range};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 
-const LIMITS: Limits =
-    Limits { small_max_bytes: 1 << 20, tile_bytes: 16 << 10, overlap_check: true };
-/// Bounds alone: what `MC_KVFERRY_OVERLAP_CHECK=off` leaves.
-const BOUNDS: Limits = Limits { overlap_check: false, ..LIMITS };
+const LIMITS: Limits = Limits { small_max_bytes: 1 << 20, tile_bytes: 16 << 10 };
 const LOCAL: u64 = 1 << 40;
 const REMOTE: u64 = 1 << 41;
 
@@ -88,14 +85,16 @@ fn plan(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("host cost");
     for (name, ranges) in &lists {
         group.throughput(Throughput::Elements(ranges.len() as u64));
-        group.bench_with_input(BenchmarkId::new("check", name), ranges, |bench, ranges| {
-            bench.iter(|| check(Op::Write, ranges, &local, &remote, false, &LIMITS, &mut scratch));
+        let bounds = |scratch: &mut Scratch| {
+            check_bounds(Op::Write, ranges, &local, &remote, &LIMITS, scratch)
+        };
+        group.bench_function(BenchmarkId::new("bounds", name), |bench| {
+            bench.iter(|| bounds(&mut scratch));
         });
-        group.bench_with_input(BenchmarkId::new("check bounds", name), ranges, |bench, ranges| {
-            bench.iter(|| check(Op::Write, ranges, &local, &remote, false, &BOUNDS, &mut scratch));
+        let (checked, extent) = bounds(&mut scratch).expect("a good list");
+        group.bench_function(BenchmarkId::new("overlaps", name), |bench| {
+            bench.iter(|| check_overlaps(Op::Write, ranges, &extent, false, &mut scratch));
         });
-        let checked = check(Op::Write, ranges, &local, &remote, false, &LIMITS, &mut scratch)
-            .expect("a good list");
         group.bench_with_input(BenchmarkId::new("pack", name), ranges, |bench, ranges| {
             bench.iter(|| {
                 let (op, want) = (Op::Write, Want::Small);

@@ -19,7 +19,7 @@ mod transport;
 
 pub use batch::{BatchId, BatchStatus, Path, State};
 pub use buffer::Buffer;
-pub use config::{Config, KNOBS, Knob, KnobError, Setting, Source};
+pub use config::{Config, KNOBS, Knob, KnobError, OverlapCheck, Setting, Source};
 pub use devices::{BadDeviceName, DeviceName, open_device, visible_gpus};
 pub use engine::Engine;
 pub use error::{Error, RangeError, Result, Side};
@@ -33,5 +33,5 @@ pub use kvferry_device as device;
 /// The planner's inside, for the criterion benchmark alone.
 #[doc(hidden)]
 pub mod bench {
-    pub use crate::plan::{Limits, Pieces, Scratch, Want, Window, check};
+    pub use crate::plan::{Limits, Pieces, Scratch, Want, Window, check_bounds, check_overlaps};
 }

@@ -7,7 +7,7 @@ use kvferry_device::{CopyDescriptor, CopySource, QueueOptions};
 
 use crate::engine::Engine;
 use crate::error::Result;
-use crate::plan::{Op, Range, Want};
+use crate::plan::{Op, Range, Scratch, Want};
 use crate::target::Target;
 
 /// Times a bare launch: the descriptors lie packed in the ring, one launch covers them all, and
@@ -23,7 +23,8 @@ pub fn bare_launches(
     ranges: &[Range],
     times: usize,
 ) -> Result<Option<Vec<Duration>>> {
-    let plan = engine.peer().plan(engine.registry(), target, op, ranges)?;
+    let mut scratch = Scratch::default();
+    let plan = engine.peer().plan(&mut scratch, engine.registry(), target, op, ranges)?;
     let device = engine.peer().device(plan.device);
     let kernel = device.info().capabilities.contains(kvferry_device::Capabilities::KERNEL);
     if !kernel || plan.checked.large > 0 {
@@ -50,6 +51,7 @@ pub fn bare_launches(
         ring_slots: 1,
         // One more than it holds, so that the queue sees the end without asking for another slot.
         slot_descriptors: count + 1,
+        first_descriptors: count + 1,
         streams: 1,
         max_grid_blocks: engine.config().max_grid_blocks,
         high_priority: engine.config().high_priority,

@@ -658,6 +658,41 @@ fn b31_overlaps_inside_a_batch_are_refused_by_name() {
 }
 
 #[test]
+fn b31_overlaps_are_found_beside_the_copies_or_not_looked_for_as_the_knob_says() {
+    for (knob, failed) in [("beside", true), ("off", false)] {
+        let host = kvferry_device::host().expect("always there");
+        let knobs = config(&[("MC_KVFERRY_OVERLAP_CHECK", knob)]);
+        let engine = Engine::new(knobs, vec![host.clone()]).expect("an engine");
+        let buffer = engine.allocate(&host, 1 << 20).expect("memory");
+        let target = direct(&engine, &engine);
+        let range = |l: u64, r: u64| Range {
+            local: buffer.addr() + l,
+            remote: buffer.addr() + (1 << 19) + r,
+            len: 64,
+        };
+        let bad = [range(0, 64), range(64, 0), range(128, 32)];
+        let id = engine.submit(&target, Op::Write, &bad).expect("starts");
+        match finish(&engine, id) {
+            State::Failed(Error::Range(error)) => {
+                assert!(failed, "{knob}: {error}");
+                let (side, addr) = (Side::Remote, buffer.addr() + (1 << 19) + 32);
+                let expected = RangeError::DestinationsOverlap { first: 1, second: 2, side, addr };
+                assert_eq!(error, expected);
+            }
+            state => assert_eq!((state, failed), (State::Completed, false), "{knob}"),
+        }
+        // Good lists complete, and bounds are checked before anything moves.
+        transfer(&engine, &target, Op::Write, &[range(0, 64), range(64, 0)]);
+        let outside = Range { len: 1 << 20, ..range(0, 0) };
+        let refused = engine.submit(&target, Op::Write, &[outside]);
+        assert!(
+            matches!(refused, Err(Error::Range(RangeError::OutOfBounds { .. }))),
+            "{refused:?}"
+        );
+    }
+}
+
+#[test]
 fn b32_a_device_without_progress_ends_its_batches_and_one_with_progress_never_does() {
     let (device, control) = simulated(0);
     let engine = Engine::new(
@@ -826,7 +861,8 @@ fn survive(kernel: bool, call: &'static str, nth: u64, fault: Fault) {
             len,
         })
         .collect();
-    buffer.write(0, &pattern(half as usize, 1)).expect("inside");
+    let source = pattern(half as usize, 1);
+    buffer.write(0, &source).expect("inside");
     control.fail(call, nth, fault);
     let mut ends = 0;
     for _ in 0..3 {
@@ -850,7 +886,7 @@ fn survive(kernel: bool, call: &'static str, nth: u64, fault: Fault) {
         transfer(&engine, &target, Op::Write, &ranges);
         for range in &ranges {
             let offset = range.local - buffer.addr();
-            let expected = &pattern(half as usize, 1)[offset as usize..][..range.len as usize];
+            let expected = &source[offset as usize..][..range.len as usize];
             assert_eq!(bytes(&buffer, half + offset, range.len as usize), expected, "{what}");
         }
         drop(buffer);

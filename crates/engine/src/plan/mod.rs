@@ -1,6 +1,6 @@
 //! From ranges to pieces: bounds, overlaps, merging, and the split into small and large.
 //!
-//! [`check`] reads the list once and decides whether all of it may run; [`Pieces`] reads it again
+//! [`check_bounds`] and [`check_overlaps`] decide whether all of it may run; [`Pieces`] reads it again
 //! while the device's ring is packed, so no copy of the list is ever made. Both are on the hot
 //! path: no allocation, lock or call per range.
 
@@ -52,8 +52,6 @@ pub struct Limits {
     pub small_max_bytes: u64,
     /// Bytes that one descriptor of a small piece holds at most.
     pub tile_bytes: u64,
-    /// Whether overlaps are looked for; bounds always are.
-    pub overlap_check: bool,
 }
 
 /// Memory that a check needs, kept from one batch to the next.
@@ -92,40 +90,42 @@ pub struct Checked {
     pub plain: bool,
 }
 
-/// Checks every range of the list: inside a window at both ends, no destination written twice,
-/// and, where both ends share an address space, no source that is also a destination.
-///
-/// Windows are sorted and do not overlap.
-pub fn check(
+/// Checks that every range of the list lies inside a window at both ends. Windows are sorted and
+/// do not overlap.
+pub fn check_bounds(
     op: Op,
     ranges: &[Range],
     local: &[Window],
     remote: &[Window],
-    one_space: bool,
     limits: &Limits,
     scratch: &mut Scratch,
-) -> Result<Checked, RangeError> {
+) -> Result<(Checked, Extent), RangeError> {
     reset(&mut scratch.touched_local, local.len());
     reset(&mut scratch.touched_remote, remote.len());
-    let (checked, extent) = match op {
-        Op::Write => sweep_or_scan::<true>(ranges, local, remote, limits, scratch)?,
-        Op::Read => sweep_or_scan::<false>(ranges, local, remote, limits, scratch)?,
-    };
-    if !limits.overlap_check {
-        return Ok(checked);
+    match op {
+        Op::Write => sweep_or_scan::<true>(ranges, local, remote, limits, scratch),
+        Op::Read => sweep_or_scan::<false>(ranges, local, remote, limits, scratch),
     }
-    if !extent.ascending && overlap_is_possible(op, ranges, &extent, &mut scratch.bitmap) {
-        find_overlap(op, ranges)?;
-    }
-    if one_space {
-        find_overwritten_source(op, ranges)?;
-    }
-    Ok(checked)
 }
 
-/// Where the destinations lie.
-#[derive(Debug)]
-struct Extent {
+/// Checks that no byte of a list that is in bounds is written twice and, where both ends share an
+/// address space, that no source is also a destination.
+pub fn check_overlaps(
+    op: Op,
+    ranges: &[Range],
+    extent: &Extent,
+    one_space: bool,
+    scratch: &mut Scratch,
+) -> Result<(), RangeError> {
+    if !extent.ascending && overlap_is_possible(op, ranges, extent, &mut scratch.bitmap) {
+        find_overlap(op, ranges)?;
+    }
+    if one_space { find_overwritten_source(op, ranges) } else { Ok(()) }
+}
+
+/// Where the destinations of a list lie.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
     low: u64,
     high: u64,
     /// Union of all lengths and of all offsets from the first destination: its low zero bits are
@@ -314,7 +314,20 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits = Limits { small_max_bytes: 1000, tile_bytes: 300, overlap_check: true };
+    const LIMITS: Limits = Limits { small_max_bytes: 1000, tile_bytes: 300 };
+
+    fn check(
+        op: Op,
+        ranges: &[Range],
+        local: &[Window],
+        remote: &[Window],
+        one_space: bool,
+    ) -> Result<Checked, RangeError> {
+        let mut scratch = Scratch::default();
+        let (checked, extent) = check_bounds(op, ranges, local, remote, &LIMITS, &mut scratch)?;
+        check_overlaps(op, ranges, &extent, one_space, &mut scratch)?;
+        Ok(checked)
+    }
 
     fn all(windows: &[(u64, u64)]) -> Vec<Window> {
         windows.iter().map(|&(start, len)| Window { start, len }).collect()
@@ -330,7 +343,7 @@ mod tests {
         local: &[Window],
         remote: &[Window],
     ) -> Result<Checked, RangeError> {
-        check(op, list, local, remote, false, &LIMITS, &mut Scratch::default())
+        check(op, list, local, remote, false)
     }
 
     fn pieces(
@@ -457,23 +470,10 @@ mod tests {
     }
 
     #[test]
-    fn without_the_overlap_check_bounds_are_still_checked() {
-        let windows = all(&[(0, 10_000)]);
-        let limits = Limits { overlap_check: false, ..LIMITS };
-        let check = |list: &[Range]| {
-            check(Op::Write, list, &windows, &windows, true, &limits, &mut Scratch::default())
-        };
-        assert!(check(&ranges(&[(0, 2000, 100), (100, 2000, 100)])).is_ok());
-        assert!(check(&ranges(&[(0, 2000, 100), (100, 9901, 100)])).is_err());
-    }
-
-    #[test]
     fn in_one_address_space_a_source_that_is_also_written_is_refused() {
         let windows = all(&[(0, 10_000)]);
         let list = ranges(&[(0, 2000, 100), (2050, 4000, 10)]);
-        let one_space = |list: &[Range]| {
-            check(Op::Write, list, &windows, &windows, true, &LIMITS, &mut Scratch::default())
-        };
+        let one_space = |list: &[Range]| check(Op::Write, list, &windows, &windows, true);
         assert_eq!(
             one_space(&list),
             Err(RangeError::SourceOverwritten { reader: 1, writer: 0, addr: 2050 })
@@ -555,8 +555,7 @@ mod tests {
                 next += n * granule;
                 range
             }).collect();
-            let mut scratch = Scratch::default();
-            let Ok(checked) = check(Op::Write, &list, &local, &remote, false, &LIMITS, &mut scratch) else { return Ok(()) };
+            let Ok(checked) = check(Op::Write, &list, &local, &remote, false) else { return Ok(()) };
             let relocations = [1 << 40, 1 << 41];
             let bytes = |want| {
                 let mut source = Pieces::new(Op::Write, &list, &local, &remote, &relocations, want, &checked, &LIMITS);

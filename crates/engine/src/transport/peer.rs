@@ -7,9 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use kvferry_device::{Capabilities, Device, Left, Queue, QueueOptions, Seq, Vendor};
 
 use crate::batch::{Holds, Path, Pending};
-use crate::config::Config;
+use crate::config::{Config, OverlapCheck};
 use crate::error::{Error, RangeError, Result};
-use crate::plan::{Checked, Limits, Op, Pieces, Range, Scratch, Want, Window, check};
+use crate::plan::{
+    Checked, Extent, Limits, Op, Pieces, Range, Scratch, Want, Window, check_bounds, check_overlaps,
+};
 use crate::registry::{Registry, Table};
 use crate::segment::AllocationKey;
 use crate::target::{RemoteTable, Target};
@@ -20,6 +22,7 @@ pub(crate) struct Peer {
     lanes: Vec<Lane>,
     limits: Limits,
     batch_min: usize,
+    overlap_check: OverlapCheck,
     /// Scratch of submissions that are not running now.
     scratch: Mutex<Vec<Scratch>>,
 }
@@ -52,6 +55,7 @@ pub(crate) struct Plan<'a> {
     remote: RemoteWindows,
     relocations: Vec<u64>,
     pub(crate) checked: Checked,
+    extent: Extent,
     pub(crate) device: usize,
     holds: Holds,
 }
@@ -74,6 +78,11 @@ impl RemoteWindows {
                 Self::Direct(registry, table)
             }
         })
+    }
+
+    /// Both ends of a range are addresses of this process.
+    fn is_direct(&self) -> bool {
+        matches!(self, Self::Direct(..))
     }
 
     fn windows(&self) -> &[Window] {
@@ -127,8 +136,8 @@ impl Peer {
             limits: Limits {
                 small_max_bytes: config.small_max_bytes,
                 tile_bytes: config.tile_bytes,
-                overlap_check: config.overlap_check,
             },
+            overlap_check: config.overlap_check,
             batch_min: config.batch_min,
             scratch: Mutex::default(),
         })
@@ -160,25 +169,32 @@ impl Peer {
         if ranges.iter().all(|range| range.len == 0) {
             return Ok(None);
         }
-        let plan = self.plan(registry, target, op, ranges)?;
-        self.start(plan).map(Some)
+        let mut scratch = self.scratches().pop().unwrap_or_default();
+        let submitted = self.submit_with(&mut scratch, registry, target, op, ranges);
+        self.scratches().push(scratch);
+        submitted.map(Some)
+    }
+
+    fn submit_with(
+        &self,
+        scratch: &mut Scratch,
+        registry: &Registry,
+        target: &Target,
+        op: Op,
+        ranges: &[Range],
+    ) -> Result<Submitted> {
+        let plan = self.plan(scratch, registry, target, op, ranges)?;
+        let (extent, one_space) = (plan.extent, plan.remote.is_direct());
+        let mut submitted = self.start(plan)?;
+        if self.overlap_check == OverlapCheck::Beside && submitted.failure.is_none() {
+            let checked = check_overlaps(op, ranges, &extent, one_space, scratch);
+            submitted.failure = checked.err().map(Error::from);
+        }
+        Ok(submitted)
     }
 
     /// Checks the list and finds out where its bytes are; opens mappings at first use.
     pub(crate) fn plan<'a>(
-        &self,
-        registry: &Registry,
-        target: &Target,
-        op: Op,
-        ranges: &'a [Range],
-    ) -> Result<Plan<'a>> {
-        let mut scratch = self.scratches().pop().unwrap_or_default();
-        let plan = self.plan_with(&mut scratch, registry, target, op, ranges);
-        self.scratches().push(scratch);
-        plan
-    }
-
-    fn plan_with<'a>(
         &self,
         scratch: &mut Scratch,
         registry: &Registry,
@@ -187,10 +203,12 @@ impl Peer {
         ranges: &'a [Range],
     ) -> Result<Plan<'a>> {
         let remote = RemoteWindows::of(target)?;
-        let one_space = matches!(remote, RemoteWindows::Direct(..));
         let local = registry.table();
-        let windows = remote.windows();
-        let checked = check(op, ranges, &local.windows, windows, one_space, &self.limits, scratch)?;
+        let (checked, extent) =
+            check_bounds(op, ranges, &local.windows, remote.windows(), &self.limits, scratch)?;
+        if self.overlap_check == OverlapCheck::Before {
+            check_overlaps(op, ranges, &extent, remote.is_direct(), scratch)?;
+        }
         let mut pins = registry.pin(&local, scratch.local_windows())?;
         let device = self.one_device(ranges, &local, scratch)?;
         let mut relocations = vec![0; remote.windows().len()];
@@ -208,7 +226,7 @@ impl Peer {
             pins.extend(registry.pin(table, scratch.remote_windows())?);
         }
         let holds = Holds { target: target.clone(), _pins: pins, _mappings: mappings };
-        Ok(Plan { op, ranges, local, remote, relocations, checked, device, holds })
+        Ok(Plan { op, ranges, local, remote, relocations, checked, extent, device, holds })
     }
 
     /// The one device that all local ends lie on.
@@ -271,9 +289,8 @@ impl Peer {
             (_, false, _) => Path::Dma,
         };
         let mut queue = lane.lock();
-        // SAFETY: `check` found every range inside registered regions, whose registrant promised
-        // that the memory stays until it is unregistered, and no destination overlapping another
-        // range. The pins and mappings in `holds` keep regions registered and peers mapped until
+        // SAFETY: `check_bounds` found every range inside registered regions, whose registrant
+        // promised that the memory stays until it is unregistered. The pins and mappings in `holds` keep regions registered and peers mapped until
         // the batch ends; it ends only after the queue completes this number, or never.
         let submitted = unsafe { queue.submit(&mut *slots, &large_pieces) };
         drop(queue);
