@@ -77,10 +77,12 @@ fn scatter(lengths: &[u64], seed: u64) -> Vec<Piece> {
     pieces
 }
 
-/// `len` random bytes that are the same for the same seed.
+/// `len` random bytes that are the same for the same seed; a shorter pattern begins a longer one.
 pub(crate) fn pattern(seed: u64, len: u64) -> Vec<u8> {
-    let mut bytes = vec![0; len as usize];
+    // Whole words, because the generator makes the bytes of a last partial one differently.
+    let mut bytes = vec![0; len.next_multiple_of(8) as usize];
     SmallRng::seed_from_u64(seed).fill_bytes(&mut bytes);
+    bytes.truncate(len as usize);
     bytes
 }
 

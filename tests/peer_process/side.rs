@@ -28,19 +28,23 @@ pub(crate) enum Kind {
     Cuda,
 }
 
+/// A device, and what makes it misbehave if it is simulated.
+pub(crate) struct Opened {
+    device: Arc<dyn Device>,
+    control: Option<Arc<SimControl>>,
+}
+
 impl Kind {
-    /// The device, and what makes it misbehave.
-    pub(crate) fn open(
-        self,
-        _config: &Config,
-    ) -> kvferry::device::Result<(Arc<dyn Device>, Option<Arc<SimControl>>)> {
+    pub(crate) fn open(self, _config: &Config) -> kvferry::device::Result<Opened> {
         match self {
-            Self::Host => Ok((kvferry_device::host()?, None)),
-            Self::Sim => {
-                sim(&SimOptions::default()).map(|(device, control)| (device, Some(control)))
-            }
+            Self::Host => Ok(Opened { device: kvferry_device::host()?, control: None }),
+            Self::Sim => sim(&SimOptions::default())
+                .map(|(device, control)| Opened { device, control: Some(control) }),
             #[cfg(feature = "cuda")]
-            Self::Cuda => Ok((kvferry::open_device(kvferry::DeviceName::Cuda(0), _config)?, None)),
+            Self::Cuda => {
+                let device = kvferry::open_device(kvferry::DeviceName::Cuda(0), _config)?;
+                Ok(Opened { device, control: None })
+            }
             #[cfg(not(feature = "cuda"))]
             Self::Cuda => unreachable!("no test asks for it"),
         }
@@ -209,7 +213,7 @@ pub(crate) struct Side {
 impl Side {
     pub(crate) fn start(kind: Kind, listen: Option<SocketAddr>) -> Result<Self, Failure> {
         let config = config();
-        let (device, control) = kind.open(&config)?;
+        let Opened { device, control } = kind.open(&config)?;
         let engine = Engine::new(config, vec![Arc::clone(&device)])?;
         let mut options = NodeOptions::default();
         options.listen = listen.unwrap_or(options.listen);

@@ -48,6 +48,10 @@ impl RemoteTable {
         &self.list[self.allocations[window]]
     }
 
+    fn lists(&self, key: AllocationKey) -> bool {
+        self.list.iter().any(|allocation| allocation.key == key)
+    }
+
     fn new(peer: &str, segment: Segment) -> Result<Self> {
         let bad = |reason: String| Error::BadSegment { peer: peer.to_owned(), reason };
         let mut by_key = HashMap::with_capacity(segment.allocations.len());
@@ -147,9 +151,10 @@ impl Target {
             return Err(Error::BadSegment { peer: inner.name.clone(), reason });
         }
         let table = RemoteTable::new(&inner.name, segment)?;
-        let gone = |key: &AllocationKey| table.list.iter().all(|allocation| allocation.key != *key);
-        self.open_mappings().retain(|(key, _), _| !gone(key));
-        *inner.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
+        let table = Arc::new(table);
+        // The table first: a mapping that is made meanwhile is kept only if the table has it.
+        *inner.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&table);
+        self.open_mappings().retain(|(key, _), _| table.lists(*key));
         Ok(())
     }
 
@@ -213,7 +218,7 @@ impl Target {
         })?;
         let mapping = Arc::new(mapping);
         let mut open = self.open_mappings();
-        if inner.lost.get().is_none() {
+        if inner.lost.get().is_none() && self.table().lists(allocation.key) {
             // Of two threads that came here together the later one keeps the same mapping alive.
             open.insert((allocation.key, index), Arc::clone(&mapping));
         }
