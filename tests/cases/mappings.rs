@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::sync::Barrier;
 
-use kvferry::device::Error as DeviceError;
 use kvferry::{Error, Op, Range};
 use kvferry_device::sim::{self, Live};
 use rand::Rng;
@@ -247,9 +246,11 @@ pub(crate) fn memory_that_another_library_has_mapped_is_refused_by_name_until_it
     let range = Range { local, remote, len: LEN };
     for _ in 0..3 {
         let refused = pair.here.engine.submit(pair.target(), Op::Read, &[range]);
-        let bytes = LEN;
-        let expected = DeviceError::AlreadyMapped { device: "sim:0".into(), bytes };
-        assert_eq!(refused, Err(Error::Device(expected)));
+        let Err(Error::MappedElsewhere { device, peer, pid, base, len }) = refused else {
+            panic!("{refused:?}")
+        };
+        assert_eq!((device.as_str(), base, len), ("sim:0", remote, LEN));
+        assert_eq!((peer.as_str(), pid), (pair.target().name(), pair.there.pid()));
         assert_eq!(pair.target().open_count(), 0);
     }
     let_go();

@@ -82,6 +82,11 @@ impl PeerProcess {
         Ok(peer)
     }
 
+    /// The number of the process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Orders without waiting; [`PeerProcess::receive`] gets the answer.
     pub(crate) fn send(&mut self, order: &Order) {
         let input = self.process.stdin.as_mut().expect("open until `end`");

@@ -235,6 +235,22 @@ pub enum Error {
         /// What it said, or what failed.
         reason: String,
     },
+    /// Another library, or another engine of this process, has the peer's allocation mapped.
+    #[error(
+        "{device} cannot map [{base:#x}, {base:#x} + {len}) of peer {peer} (process {pid}): another library of this process has it mapped; close that mapping first"
+    )]
+    MappedElsewhere {
+        /// The local device.
+        device: String,
+        /// The peer.
+        peer: String,
+        /// The peer's process.
+        pid: u32,
+        /// First byte of the allocation, an address of the peer.
+        base: u64,
+        /// Bytes of the allocation.
+        len: u64,
+    },
     /// No device of this engine can read and write both ends.
     #[error(
         "{device} cannot reach memory of {peer} on device {remote}: no peer access between them"

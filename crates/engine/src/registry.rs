@@ -233,6 +233,7 @@ impl Registry {
         Segment {
             incarnation,
             process: Identity::of_process(),
+            pid: std::process::id(),
             allocations: allocations.collect(),
             regions: regions.collect(),
         }

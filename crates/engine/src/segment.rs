@@ -82,6 +82,8 @@ pub struct Segment {
     pub incarnation: Identity,
     /// The process that the engine runs in.
     pub process: Identity,
+    /// That process's number, for messages to people alone.
+    pub pid: u32,
     /// Its allocations.
     pub allocations: Vec<SegmentAllocation>,
     /// Its regions, by address, not overlapping.

@@ -23,6 +23,7 @@ struct Inner {
     name: String,
     incarnation: Identity,
     process: Identity,
+    pid: u32,
     table: RwLock<Arc<RemoteTable>>,
     /// If the engine is in this process: its registered memory, which is used directly.
     registry: Option<Weak<Registry>>,
@@ -106,7 +107,7 @@ impl Target {
         exports: Arc<dyn Exports>,
         cache: Arc<MappingCache>,
     ) -> Result<Self> {
-        let (incarnation, process) = (segment.incarnation, segment.process);
+        let (incarnation, process, pid) = (segment.incarnation, segment.process, segment.pid);
         let registry = in_process(incarnation).map(|registry| Arc::downgrade(&registry));
         let table = RwLock::new(Arc::new(RemoteTable::new(&name, segment)?));
         let open = Mutex::default();
@@ -116,6 +117,7 @@ impl Target {
                 name,
                 incarnation,
                 process,
+                pid,
                 table,
                 registry,
                 exports,
@@ -214,7 +216,16 @@ impl Target {
                 return Err(refused(format!("it is {} bytes, the segment says {}", export.len(), allocation.len)));
             }
             tracing::debug!(peer = %inner.name, id = allocation.key.id, bytes = allocation.len, device = %device.info(), "mapping a peer's allocation");
-            Ok(Arc::clone(device).open(export)?)
+            Arc::clone(device).open(export).map_err(|error| match error {
+                kvferry_device::Error::AlreadyMapped { device, .. } => Error::MappedElsewhere {
+                    device,
+                    peer: inner.name.clone(),
+                    pid: inner.pid,
+                    base: allocation.base,
+                    len: allocation.len,
+                },
+                error => error.into(),
+            })
         })?;
         let mapping = Arc::new(mapping);
         let mut open = self.open_mappings();

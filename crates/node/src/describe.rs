@@ -106,6 +106,7 @@ pub(crate) fn segment(peer: &str, extension: &Extension) -> Segment {
     Segment {
         incarnation: Identity(extension.incarnation.0),
         process: Identity(extension.process.0),
+        pid: extension.pid,
         allocations,
         regions: regions.filter(|region| !unknown.contains(&region.allocation)).collect(),
     }
