@@ -133,6 +133,8 @@ pub struct Extent {
     union: u64,
     /// Bytes of the longest range.
     longest: u64,
+    /// Bytes of all ranges.
+    bytes: u64,
     /// Each destination begins at or behind the end of the one before.
     ascending: bool,
 }
@@ -178,7 +180,8 @@ fn scan<const WRITE: bool>(
     let mut local = Lookup::new(local);
     let mut remote = Lookup::new(remote);
     let first = ranges.iter().find(|range| range.len > 0).map_or(0, destination::<WRITE>);
-    let mut extent = Extent { low: first, high: first, union: 0, longest: 0, ascending: true };
+    let mut extent =
+        Extent { low: first, high: first, union: 0, longest: 0, bytes: 0, ascending: true };
     let mut checked = Checked::default();
     let mut run = 0;
     let mut end = Range::default();
@@ -217,9 +220,10 @@ fn scan<const WRITE: bool>(
         extent.longest = extent.longest.max(range.len);
         extent.low = extent.low.min(start);
         extent.high = extent.high.max(destination_end);
-        checked.bytes = checked.bytes.wrapping_add(range.len);
+        extent.bytes = extent.bytes.wrapping_add(range.len);
     }
     checked.count(run, limits);
+    checked.bytes = extent.bytes;
     Ok((checked, extent))
 }
 

@@ -27,42 +27,89 @@ pub(super) fn overlap_is_possible(
     bitmap.clear();
     bitmap.resize(words as usize * 8 + 16, 0);
     match op {
-        Op::Write => mark_writes(ranges, extent.low, granule, extent.longest, bitmap),
-        Op::Read => mark_reads(ranges, extent.low, granule, extent.longest, bitmap),
+        Op::Write => mark_writes(ranges, extent, granule, bitmap),
+        Op::Read => mark_reads(ranges, extent, granule, bitmap),
     }
 }
 
 // Shifts by a variable are a third of the work and one instruction only with BMI2.
 #[multiversion(targets("x86_64+bmi1+bmi2"))]
-fn mark_writes(ranges: &[Range], low: u64, granule: u32, longest: u64, bitmap: &mut [u8]) -> bool {
-    mark::<true>(ranges, low, granule, longest, bitmap)
+fn mark_writes(ranges: &[Range], extent: &Extent, granule: u32, bitmap: &mut [u8]) -> bool {
+    mark::<true>(ranges, extent, granule, bitmap)
 }
 
 #[multiversion(targets("x86_64+bmi1+bmi2"))]
-fn mark_reads(ranges: &[Range], low: u64, granule: u32, longest: u64, bitmap: &mut [u8]) -> bool {
-    mark::<false>(ranges, low, granule, longest, bitmap)
+fn mark_reads(ranges: &[Range], extent: &Extent, granule: u32, bitmap: &mut [u8]) -> bool {
+    mark::<false>(ranges, extent, granule, bitmap)
 }
+
+/// Bits that surely fit into eight bytes from the byte that the first one is in.
+const SHORT: u64 = 57;
+
+/// Ranges between two looks at those that are longer.
+const BLOCK: usize = 256;
 
 /// Returns whether a bit was set twice.
 #[inline(always)]
 fn mark<const WRITE: bool>(
     ranges: &[Range],
-    low: u64,
+    extent: &Extent,
     granule: u32,
-    longest: u64,
     bitmap: &mut [u8],
 ) -> bool {
-    // Which loop depends on the longest range alone: a choice for each would be a coin toss.
-    match longest >> granule {
-        0..=57 => mark_all::<WRITE, 1>(ranges, low, granule, bitmap),
-        _ => mark_all::<WRITE, 2>(ranges, low, granule, bitmap),
+    let mean = (extent.bytes / ranges.len().max(1) as u64) >> granule;
+    // Which loop depends on the list alone: a choice for each range would be a coin toss.
+    if mean <= SHORT / 2 || extent.longest >> granule <= SHORT {
+        mark_short::<WRITE>(ranges, extent.low, granule, bitmap)
+    } else {
+        mark_long::<WRITE>(ranges, extent.low, granule, bitmap)
     }
 }
 
-/// Marks with `WORDS` words of eight bytes from the byte on that the first bit is in, and what is
+/// Marks ranges that fit into one word at once, and notes the others to mark them later.
+#[inline(always)]
+fn mark_short<const WRITE: bool>(
+    ranges: &[Range],
+    low: u64,
+    granule: u32,
+    bitmap: &mut [u8],
+) -> bool {
+    let mut twice = 0;
+    let mut long = [0u32; BLOCK];
+    for block in ranges.chunks(BLOCK) {
+        let mut longs = 0;
+        for (index, range) in block.iter().enumerate() {
+            let first = destination::<WRITE>(range).wrapping_sub(low) >> granule;
+            let count = range.len >> granule;
+            long[longs] = index as u32;
+            longs += usize::from(count > SHORT);
+            let short = if count > SHORT { 0 } else { count };
+            // Not `64 - short`, because an empty range shifts by nothing and must have no bits.
+            let mask = !(u64::MAX << short) << (first % 8);
+            // Where an empty range points is anywhere.
+            let byte = if count == 0 { 0 } else { first / 8 };
+            twice |= mark_word(bitmap, byte, mask);
+        }
+        for &index in &long[..longs] {
+            let range = &block[index as usize];
+            let mut first = destination::<WRITE>(range).wrapping_sub(low) >> granule;
+            let mut count = range.len >> granule;
+            while count > 0 {
+                let now = count.min(64 - first % 64);
+                twice |=
+                    mark_word(bitmap, first / 64 * 8, (u64::MAX >> (64 - now)) << (first % 64));
+                first += now;
+                count -= now;
+            }
+        }
+    }
+    twice != 0
+}
+
+/// Marks with two words of eight bytes from the byte on that the first bit is in, and what is
 /// beyond them in a loop.
 #[inline(always)]
-fn mark_all<const WRITE: bool, const WORDS: u64>(
+fn mark_long<const WRITE: bool>(
     ranges: &[Range],
     low: u64,
     granule: u32,
@@ -80,9 +127,6 @@ fn mark_all<const WRITE: bool, const WORDS: u64>(
         let end = shift + count;
         let in_first = (u64::MAX >> (64 - end.min(64))) & (u64::MAX << shift);
         twice |= mark_word(bitmap, byte, in_first);
-        if WORDS == 1 {
-            continue;
-        }
         let left = end.saturating_sub(64);
         // All ones for 64, none for 0.
         let in_second = (u64::MAX >> 1) >> (63 - left.min(63)) | (left.min(64) / 64) << 63;

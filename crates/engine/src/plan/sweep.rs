@@ -49,7 +49,7 @@ pub(super) fn sweep<const WRITE: bool>(
     }
     let Swept { union, longest, low, high, descends, bytes, .. } = swept;
     let (low, high, longest) = (low as u64, high as u64, longest as u64);
-    let extent = Extent { low, high, union, longest, ascending: descends >= 0 };
+    let extent = Extent { low, high, union, longest, bytes, ascending: descends >= 0 };
     Some((Checked { bytes, small: ranges.len(), large: 0, plain: true }, extent))
 }
 
