@@ -253,7 +253,7 @@ pub enum Error {
     },
     /// No device of this engine can read and write both ends.
     #[error(
-        "{device} cannot reach memory of {peer} on device {remote}: no peer access between them"
+        "{device} cannot reach memory of {peer} on device {remote}: no peer access between them, or *_VISIBLE_DEVICES hides it from this process"
     )]
     Unreachable {
         /// The device of the local end.

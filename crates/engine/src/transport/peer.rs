@@ -290,8 +290,9 @@ impl Peer {
         };
         let mut queue = lane.lock();
         // SAFETY: `check_bounds` found every range inside registered regions, whose registrant
-        // promised that the memory stays until it is unregistered. The pins and mappings in `holds` keep regions registered and peers mapped until
-        // the batch ends; it ends only after the queue completes this number, or never.
+        // promised that the memory stays until it is unregistered. The pins and mappings in
+        // `holds` keep regions registered and peers mapped until the batch ends; it ends only
+        // after the queue completes this number, or never.
         let submitted = unsafe { queue.submit(&mut *slots, &large_pieces) };
         drop(queue);
         drop(slots);
