@@ -9,8 +9,9 @@ use crate::error::{RangeError, Side};
 /// A bitmap with more words than this per range costs more than sorting.
 const BITMAP_WORDS_PER_RANGE: u64 = 24;
 
-/// Marks every destination in a bitmap whose granule is their common alignment, so that a bit set
-/// twice is a byte written twice. `true` also when the bitmap would be too large to be worth it.
+/// Marks every destination in a bitmap whose granule is their common alignment: if fewer bits are
+/// set than were marked, a byte is written twice. `true` also when the bitmap would be too large to
+/// be worth it.
 pub(super) fn overlap_is_possible(
     op: Op,
     ranges: &[Range],
@@ -20,7 +21,10 @@ pub(super) fn overlap_is_possible(
     let granule = extent.union.trailing_zeros();
     // Destinations are multiples of the granule away from each other, so from the lowest, too.
     let words = ((extent.high - extent.low) >> granule).div_ceil(64);
-    if words > BITMAP_WORDS_PER_RANGE * ranges.len() as u64 {
+    let worth = words <= BITMAP_WORDS_PER_RANGE * ranges.len() as u64;
+    // So that the sum of all lengths, below, is exact.
+    let exact = extent.longest.checked_mul(ranges.len() as u64).is_some();
+    if !(worth && exact) {
         return true;
     }
     // Two words more, because a range is marked with two at whichever byte it begins.
@@ -30,17 +34,24 @@ pub(super) fn overlap_is_possible(
         Op::Write => mark_writes(ranges, extent, granule, bitmap),
         Op::Read => mark_reads(ranges, extent, granule, bitmap),
     }
+    count_ones(bitmap) != extent.bytes >> granule
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512vpopcntdq", "x86_64+popcnt"))]
+fn count_ones(bitmap: &[u8]) -> u64 {
+    let (words, _) = bitmap.as_chunks::<8>();
+    words.iter().map(|word| u64::from(u64::from_le_bytes(*word).count_ones())).sum()
 }
 
 // Shifts by a variable are a third of the work and one instruction only with BMI2.
 #[multiversion(targets("x86_64+bmi1+bmi2"))]
-fn mark_writes(ranges: &[Range], extent: &Extent, granule: u32, bitmap: &mut [u8]) -> bool {
-    mark::<true>(ranges, extent, granule, bitmap)
+fn mark_writes(ranges: &[Range], extent: &Extent, granule: u32, bitmap: &mut [u8]) {
+    mark::<true>(ranges, extent, granule, bitmap);
 }
 
 #[multiversion(targets("x86_64+bmi1+bmi2"))]
-fn mark_reads(ranges: &[Range], extent: &Extent, granule: u32, bitmap: &mut [u8]) -> bool {
-    mark::<false>(ranges, extent, granule, bitmap)
+fn mark_reads(ranges: &[Range], extent: &Extent, granule: u32, bitmap: &mut [u8]) {
+    mark::<false>(ranges, extent, granule, bitmap);
 }
 
 /// Bits that surely fit into eight bytes from the byte that the first one is in.
@@ -49,14 +60,8 @@ const SHORT: u64 = 57;
 /// Ranges between two looks at those that are longer.
 const BLOCK: usize = 256;
 
-/// Returns whether a bit was set twice.
 #[inline(always)]
-fn mark<const WRITE: bool>(
-    ranges: &[Range],
-    extent: &Extent,
-    granule: u32,
-    bitmap: &mut [u8],
-) -> bool {
+fn mark<const WRITE: bool>(ranges: &[Range], extent: &Extent, granule: u32, bitmap: &mut [u8]) {
     let mean = (extent.bytes / ranges.len().max(1) as u64) >> granule;
     // Which loop depends on the list alone: a choice for each range would be a coin toss.
     if mean <= SHORT / 2 || extent.longest >> granule <= SHORT {
@@ -68,13 +73,7 @@ fn mark<const WRITE: bool>(
 
 /// Marks ranges that fit into one word at once, and notes the others to mark them later.
 #[inline(always)]
-fn mark_short<const WRITE: bool>(
-    ranges: &[Range],
-    low: u64,
-    granule: u32,
-    bitmap: &mut [u8],
-) -> bool {
-    let mut twice = 0;
+fn mark_short<const WRITE: bool>(ranges: &[Range], low: u64, granule: u32, bitmap: &mut [u8]) {
     let mut long = [0u32; BLOCK];
     for block in ranges.chunks(BLOCK) {
         let mut longs = 0;
@@ -88,7 +87,7 @@ fn mark_short<const WRITE: bool>(
             let mask = !(u64::MAX << short) << (first % 8);
             // Where an empty range points is anywhere.
             let byte = if count == 0 { 0 } else { first / 8 };
-            twice |= mark_word(bitmap, byte, mask);
+            mark_word(bitmap, byte, mask);
         }
         for &index in &long[..longs] {
             let range = &block[index as usize];
@@ -96,26 +95,18 @@ fn mark_short<const WRITE: bool>(
             let mut count = range.len >> granule;
             while count > 0 {
                 let now = count.min(64 - first % 64);
-                twice |=
-                    mark_word(bitmap, first / 64 * 8, (u64::MAX >> (64 - now)) << (first % 64));
+                mark_word(bitmap, first / 64 * 8, (u64::MAX >> (64 - now)) << (first % 64));
                 first += now;
                 count -= now;
             }
         }
     }
-    twice != 0
 }
 
 /// Marks with two words of eight bytes from the byte on that the first bit is in, and what is
 /// beyond them in a loop.
 #[inline(always)]
-fn mark_long<const WRITE: bool>(
-    ranges: &[Range],
-    low: u64,
-    granule: u32,
-    bitmap: &mut [u8],
-) -> bool {
-    let mut twice = 0;
+fn mark_long<const WRITE: bool>(ranges: &[Range], low: u64, granule: u32, bitmap: &mut [u8]) {
     for range in ranges {
         let first = destination::<WRITE>(range).wrapping_sub(low) >> granule;
         let count = range.len >> granule;
@@ -126,32 +117,29 @@ fn mark_long<const WRITE: bool>(
         let (byte, shift) = (first / 8, first % 8);
         let end = shift + count;
         let in_first = (u64::MAX >> (64 - end.min(64))) & (u64::MAX << shift);
-        twice |= mark_word(bitmap, byte, in_first);
+        mark_word(bitmap, byte, in_first);
         let left = end.saturating_sub(64);
         // All ones for 64, none for 0.
         let in_second = (u64::MAX >> 1) >> (63 - left.min(63)) | (left.min(64) / 64) << 63;
-        twice |= mark_word(bitmap, byte + 8, in_second);
+        mark_word(bitmap, byte + 8, in_second);
         let mut left = left.saturating_sub(64);
         let mut byte = byte + 16;
         while left > 0 {
             let now = left.min(64);
-            twice |= mark_word(bitmap, byte, u64::MAX >> (64 - now));
+            mark_word(bitmap, byte, u64::MAX >> (64 - now));
             left -= now;
             byte += 8;
         }
     }
-    twice != 0
 }
 
-/// Sets the bits of `mask` in the eight bytes at `byte`; returns those that were set already.
+/// Sets the bits of `mask` in the eight bytes at `byte`.
 #[inline(always)]
-fn mark_word(bitmap: &mut [u8], byte: u64, mask: u64) -> u64 {
+fn mark_word(bitmap: &mut [u8], byte: u64, mask: u64) {
     let Some(place) = bitmap[byte as usize..].first_chunk_mut::<8>() else {
         unreachable!("the bitmap ends two words behind its last bit")
     };
-    let before = u64::from_le_bytes(*place);
-    *place = (before | mask).to_le_bytes();
-    before & mask
+    *place = (u64::from_le_bytes(*place) | mask).to_le_bytes();
 }
 
 /// The exact answer, by sorting: only for lists that the quick ways could not clear.
