@@ -168,7 +168,7 @@ struct GpuQueue<D: Driver> {
 
 impl<D: Driver> GpuQueue<D> {
     fn new(device: Arc<GpuDevice<D>>, mut options: QueueOptions) -> Result<Self> {
-        options.streams = options.streams.max(1);
+        options.streams = options.streams.clamp(1, u64::BITS as usize);
         options.ring_slots = options.ring_slots.max(1);
         options.slot_descriptors = options.slot_descriptors.clamp(1, u32::MAX as usize);
         options.max_grid_blocks = options.max_grid_blocks.max(1);
@@ -225,7 +225,7 @@ impl<D: Driver> GpuQueue<D> {
         let driver = &device.driver;
         let kernel = driver.info().capabilities.contains(Capabilities::KERNEL);
         // Streams that got copies since their last event, as a bit set.
-        let mut copied = vec![false; self.streams.len()];
+        let mut copied = 0u64;
         // The first launch is short, so that the device works while the rest is packed.
         let mut room = self.options.first_descriptors.clamp(1, self.options.slot_descriptors);
         let mut more = true;
@@ -258,7 +258,7 @@ impl<D: Driver> GpuQueue<D> {
             for at in 0..count {
                 let CopyDescriptor { src, dst, len } = self.slot(slot)[at];
                 let index = self.next_stream();
-                copied[index] = true;
+                copied |= 1 << index;
                 // SAFETY: the caller's contract.
                 unsafe { driver.copy(self.streams[index], dst, src, len) }?;
             }
@@ -266,12 +266,12 @@ impl<D: Driver> GpuQueue<D> {
         }
         for &CopyDescriptor { src, dst, len } in large {
             let index = self.next_stream();
-            copied[index] = true;
+            copied |= 1 << index;
             *started = true;
             // SAFETY: the caller's contract.
             unsafe { driver.copy(self.streams[index], dst, src, len) }?;
         }
-        for index in (0..copied.len()).filter(|&index| copied[index]) {
+        for index in (0..self.streams.len()).filter(|index| copied >> index & 1 == 1) {
             self.record(seq, index, None)?;
         }
         Ok(())
@@ -288,7 +288,8 @@ impl<D: Driver> GpuQueue<D> {
         }
     }
 
-    /// Fills up to `room` of the slot; returns how many descriptors it holds and where the device reads them.
+    /// Fills up to `room` of the slot; returns how many descriptors it holds and where the device
+    /// reads them.
     fn fill_slot(&mut self, slot: usize, room: usize, pieces: &mut dyn CopySource) -> (usize, u64) {
         let mut count = 0;
         while count < room {

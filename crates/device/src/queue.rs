@@ -50,7 +50,7 @@ impl CopySource for SliceSource<'_> {
 /// How a queue runs its copies. Policy lives above; these are the values it chose.
 #[derive(Clone, Debug)]
 pub struct QueueOptions {
-    /// Streams that launches and DMA copies are spread over, at least 1.
+    /// Streams that launches and DMA copies are spread over, 1 to 64.
     pub streams: usize,
     /// Descriptor ring: number of slots.
     pub ring_slots: usize,

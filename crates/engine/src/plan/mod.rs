@@ -1,8 +1,8 @@
 //! From ranges to pieces: bounds, overlaps, merging, and the split into small and large.
 //!
-//! [`check_bounds`] and [`check_overlaps`] decide whether all of it may run; [`Pieces`] reads it again
-//! while the device's ring is packed, so no copy of the list is ever made. Both are on the hot
-//! path: no allocation, lock or call per range.
+//! [`check_bounds`] and [`check_overlaps`] decide whether all of a list may run; [`Pieces`] reads
+//! it again while the device's ring is packed, so no copy of the list is ever made. All are on the
+//! hot path: no allocation, lock or call per range.
 
 mod overlap;
 mod pieces;

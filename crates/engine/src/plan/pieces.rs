@@ -35,7 +35,7 @@ pub struct Pieces<'a> {
 }
 
 impl<'a> Pieces<'a> {
-    /// Of a list that [`check`] accepted with the same windows.
+    /// Of a list that [`check_bounds`](super::check_bounds) accepted with the same windows.
     #[expect(clippy::too_many_arguments, reason = "one call, and all of it is the list's")]
     pub fn new(
         op: Op,

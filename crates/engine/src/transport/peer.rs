@@ -289,11 +289,11 @@ impl Peer {
             (_, false, _) => Path::Dma,
         };
         let mut queue = lane.lock();
-        // SAFETY: `check_bounds` found every range inside registered regions, whose registrant
-        // promised that the memory stays until it is unregistered. The pins and mappings in
-        // `holds` keep regions registered and peers mapped until the batch ends; it ends only
-        // after the queue completes this number, or never.
+        // SAFETY: `check_bounds` found every range inside registered memory, which its registrant
+        // promised to keep until it is unregistered; `holds` keeps regions registered and peers
+        // mapped until the batch ends, and it ends only once the queue completes this number.
         let submitted = unsafe { queue.submit(&mut *slots, &large_pieces) };
+        let last = queue.submitted();
         drop(queue);
         drop(slots);
         let (seq, failure) = match submitted {
@@ -301,10 +301,8 @@ impl Peer {
             Err(error) => match error.left {
                 Left::Nothing => return Err(error.error.into()),
                 Left::Until(seq) => (seq, Some(error.error.into())),
-                Left::Unknown => {
-                    std::mem::forget(plan.holds);
-                    return Err(error.error.into());
-                }
+                // The queue is lost: the batch ends as soon as somebody asks it.
+                Left::Unknown => (last, Some(error.error.into())),
             },
         };
         let pending = Pending { device: plan.device, seq };
