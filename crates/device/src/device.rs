@@ -94,7 +94,8 @@ impl Display for DeviceInfo {
     }
 }
 
-/// One allocation of the driver, the unit of exporting and mapping.
+/// The unit of exporting and mapping: one allocation of the driver, or, for memory of a virtual
+/// memory API, a run of chunks that are mapped side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
     /// First byte.
@@ -102,7 +103,8 @@ pub struct Allocation {
     /// Bytes.
     pub len: u64,
     /// Number that no other allocation of this process and device gets, also after this one is
-    /// freed and its address used again.
+    /// freed and its address used again. Two runs have the same number only if all their chunks
+    /// are the same, at the same addresses.
     pub id: u64,
 }
 
@@ -123,13 +125,41 @@ pub enum Export {
         /// Bytes of the allocation.
         len: u64,
     },
+    /// Chunks to map side by side.
+    Chunks {
+        /// In order of address.
+        chunks: Vec<Chunk>,
+        /// Bytes of all of them.
+        len: u64,
+    },
+    /// An allocation of a memory pool.
+    Pool {
+        /// The pool's descriptor; it must travel by SCM_RIGHTS.
+        fd: OwnedFd,
+        /// The vendor's bytes, which find the allocation in the pool.
+        bytes: Vec<u8>,
+        /// Bytes of the allocation.
+        len: u64,
+    },
+}
+
+/// Physical memory that is mapped, and exported, on its own.
+#[derive(Debug)]
+pub struct Chunk {
+    /// Its descriptor; it must travel by SCM_RIGHTS.
+    pub fd: OwnedFd,
+    /// Bytes.
+    pub len: u64,
 }
 
 impl Export {
     /// Bytes of the allocation.
     pub fn len(&self) -> u64 {
         match self {
-            Self::Handle { len, .. } | Self::File { len, .. } => *len,
+            Self::Handle { len, .. }
+            | Self::File { len, .. }
+            | Self::Chunks { len, .. }
+            | Self::Pool { len, .. } => *len,
         }
     }
 
@@ -157,18 +187,53 @@ pub trait Device: Debug + Send + Sync {
     /// [`Error::UnknownAddress`](crate::Error::UnknownAddress) if it is not this device's memory.
     fn allocation(&self, addr: u64) -> Result<Allocation>;
 
-    /// Makes an export of the whole allocation. Call it once per allocation, not per region: some
-    /// drivers leak memory per call (FAILURES.md B06).
-    fn export(&self, allocation: &Allocation) -> Result<Export>;
+    /// The unit to export so that another process reaches `[addr, addr + len)`: the allocation that
+    /// `addr` lies in, or the run of chunks that the range touches. It ends before the range does
+    /// where the allocation does, or where the next chunk is not mapped or not this device's.
+    ///
+    /// # Errors
+    /// As [`Device::allocation`].
+    fn export_unit(&self, addr: u64, len: u64) -> Result<Allocation>;
 
-    /// Maps another process's allocation into this process. May be slow; hold no lock.
+    /// Finds out whether [`Device::export`] will work, so that memory which cannot be exported is
+    /// refused before there is traffic. Call it once per unit, not per region: where that matters
+    /// (some drivers leak memory per export, FAILURES.md B06) it returns an [`Export::Handle`] to
+    /// copy for every peer. For `None`, call [`Device::export`] for each.
+    ///
+    /// # Errors
+    /// [`Error::NotExportable`](crate::Error::NotExportable) with the remedy.
+    fn prepare_export(&self, unit: &Allocation) -> Result<Option<Export>>;
+
+    /// Makes an export of the whole unit.
+    ///
+    /// # Errors
+    /// As [`Device::prepare_export`], also if other memory is there now, and
+    /// [`Error::OutOfDescriptors`](crate::Error::OutOfDescriptors).
+    fn export(&self, unit: &Allocation) -> Result<Export>;
+
+    /// Maps another process's memory into this process. May be slow; hold no lock. If it fails,
+    /// nothing stays mapped.
+    ///
+    /// A GPU also opens what a host device exports: the memory is page-locked for it, and the
+    /// mapping's address is the one that the GPU uses.
     ///
     /// # Errors
     /// [`Error::SameProcess`](crate::Error::SameProcess) for an export made by this process, and
     /// [`Error::AlreadyMapped`](crate::Error::AlreadyMapped) if someone else here has it open.
     fn open(self: Arc<Self>, export: Export) -> Result<Mapping>;
 
-    /// Whether this device can read and write memory of the device with that identity.
+    /// Page-locks `[addr, addr + len)`, host memory of this process, until the mapping is dropped,
+    /// and says where the device sees it. Memory that the application has page-locked itself is
+    /// used as it is, and then must stay so. May be slow (page-locking is), so do it once.
+    ///
+    /// On host memory as a device it does nothing and gives the same address.
+    ///
+    /// # Errors
+    /// The driver's, for memory that is not mapped or cannot be locked. Then none of it is locked.
+    fn map_host(self: Arc<Self>, addr: u64, len: u64) -> Result<Mapping>;
+
+    /// Whether this device can read and write memory of the device with that identity, once it is
+    /// mapped by [`Device::open`] or, for host memory of this process, [`Device::map_host`].
     fn reaches(&self, other: &DeviceUuid) -> bool;
 
     /// Opens a queue and all that it will need: streams, events, descriptor ring.
@@ -191,6 +256,7 @@ pub trait Device: Debug + Send + Sync {
 pub(crate) trait Release: Debug + Send + Sync {
     fn free(&self, addr: u64);
     fn close(&self, mapped: u64, len: u64);
+    fn unmap_host(&self, host: u64, len: u64);
 }
 
 /// Device memory that is freed when dropped.
@@ -228,20 +294,26 @@ impl Drop for Memory {
     }
 }
 
-/// Another process's allocation, mapped here until dropped.
+/// Another process's allocation, or host memory of this one, mapped for a device until dropped.
 #[derive(Debug)]
 pub struct Mapping {
     addr: u64,
     len: u64,
+    /// Where the processor sees local host memory; none for another process's memory.
+    host: Option<u64>,
     device: Arc<dyn Release>,
 }
 
 impl Mapping {
     pub(crate) fn new(addr: u64, len: u64, device: Arc<dyn Release>) -> Self {
-        Self { addr, len, device }
+        Self { addr, len, host: None, device }
     }
 
-    /// Where the allocation's first byte is in this process.
+    pub(crate) fn of_host(addr: u64, host: u64, len: u64, device: Arc<dyn Release>) -> Self {
+        Self { addr, len, host: Some(host), device }
+    }
+
+    /// Where the device sees the first byte.
     pub fn addr(&self) -> u64 {
         self.addr
     }
@@ -259,6 +331,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        self.device.close(self.addr, self.len);
+        match self.host {
+            None => self.device.close(self.addr, self.len),
+            Some(host) => self.device.unmap_host(host, self.len),
+        }
     }
 }

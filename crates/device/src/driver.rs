@@ -43,10 +43,21 @@ pub(crate) trait Driver: Debug + Send + Sync + Sized + 'static {
     fn free_pinned(&self, memory: Pinned) -> Result<()>;
     fn allocation(&self, addr: u64) -> Result<Allocation>;
 
-    fn export(&self, allocation: &Allocation) -> Result<Export>;
+    /// As [`crate::Device::export_unit`]; right where memory has no chunks.
+    fn export_unit(&self, addr: u64, _len: u64) -> Result<Allocation> {
+        self.allocation(addr)
+    }
+    /// As [`crate::Device::prepare_export`].
+    fn prepare_export(&self, unit: &Allocation) -> Result<Option<Export>>;
+    /// The unit is there, as [`Driver::export_unit`] found it.
+    fn export(&self, unit: &Allocation) -> Result<Export>;
     /// Maps an export of another process, returns the address of its first byte.
     fn open(&self, export: Export) -> Result<u64>;
     fn close(&self, mapped: u64, len: u64) -> Result<()>;
+    /// Page-locks host memory of this process, returns where the device sees it.
+    fn map_host(&self, addr: u64, len: u64) -> Result<u64>;
+    /// Ends one `map_host` of the same range.
+    fn unmap_host(&self, addr: u64, len: u64) -> Result<()>;
 
     fn create_stream(&self, high_priority: bool) -> Result<Self::Stream>;
     fn destroy_stream(&self, stream: Self::Stream) -> Result<()>;

@@ -120,6 +120,16 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// The process, or the machine, has no file descriptor left.
+    #[error(
+        "{call} failed on {device}: no file descriptor is left; raise the limit of this process (ulimit -n, RLIMIT_NOFILE) and try again: nothing was changed"
+    )]
+    OutOfDescriptors {
+        /// The call that needed one.
+        call: &'static str,
+        /// The device whose memory it is about.
+        device: String,
+    },
     /// Zero bytes were asked for, or more than an address can hold.
     #[error("{bytes} bytes cannot be allocated on {device}")]
     BadSize {

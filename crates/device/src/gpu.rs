@@ -38,15 +38,16 @@ impl<D: Driver> GpuDevice<D> {
         Error::BadSize { device: self.driver.info().to_string(), bytes }
     }
 
-    fn export_is_whole(&self, allocation: &Allocation) -> Result<()> {
-        let found = self.driver.allocation(allocation.base)?;
-        if found == *allocation {
+    /// Whether the unit is still what it was when it was found.
+    fn export_is_whole(&self, unit: &Allocation) -> Result<()> {
+        if self.driver.export_unit(unit.base, unit.len)? == *unit {
             return Ok(());
         }
         Err(Error::NotExportable {
             device: self.driver.info().to_string(),
-            base: allocation.base,
-            reason: "it was freed and its address is another allocation now".into(),
+            base: unit.base,
+            reason: "it was freed, and other memory is at its address now: register that instead"
+                .into(),
         })
     }
 }
@@ -72,10 +73,21 @@ impl<D: Driver> Device for GpuDevice<D> {
         self.driver.allocation(addr)
     }
 
-    fn export(&self, allocation: &Allocation) -> Result<Export> {
+    fn export_unit(&self, addr: u64, len: u64) -> Result<Allocation> {
         let _scope = self.driver.enter()?;
-        self.export_is_whole(allocation)?;
-        self.driver.export(allocation)
+        self.driver.export_unit(addr, len)
+    }
+
+    fn prepare_export(&self, unit: &Allocation) -> Result<Option<Export>> {
+        let _scope = self.driver.enter()?;
+        self.export_is_whole(unit)?;
+        self.driver.prepare_export(unit)
+    }
+
+    fn export(&self, unit: &Allocation) -> Result<Export> {
+        let _scope = self.driver.enter()?;
+        self.export_is_whole(unit)?;
+        self.driver.export(unit)
     }
 
     fn open(self: Arc<Self>, export: Export) -> Result<Mapping> {
@@ -88,6 +100,17 @@ impl<D: Driver> Device for GpuDevice<D> {
             self.driver.open(export)?
         };
         Ok(Mapping::new(addr, len, self))
+    }
+
+    fn map_host(self: Arc<Self>, addr: u64, len: u64) -> Result<Mapping> {
+        if len == 0 || len > isize::MAX as u64 {
+            return Err(self.bad_size(len));
+        }
+        let mapped = {
+            let _scope = self.driver.enter()?;
+            self.driver.map_host(addr, len)?
+        };
+        Ok(Mapping::of_host(mapped, addr, len, self))
     }
 
     fn reaches(&self, other: &DeviceUuid) -> bool {
@@ -125,6 +148,13 @@ impl<D: Driver> Release for GpuDevice<D> {
         let closed = self.driver.enter().and_then(|_scope| self.driver.close(mapped, len));
         if let Err(error) = closed {
             tracing::warn!(%error, mapped, "a mapping of another process was not closed");
+        }
+    }
+
+    fn unmap_host(&self, host: u64, len: u64) {
+        let unmapped = self.driver.enter().and_then(|_scope| self.driver.unmap_host(host, len));
+        if let Err(error) = unmapped {
+            tracing::warn!(%error, host, len, "host memory stays page-locked");
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Memory comes from memfd, so another process of this host can map it.
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::io::fcntl_dupfd_cloexec;
 use sha2::{Digest, Sha256};
@@ -35,23 +35,30 @@ struct HostDriver {
 }
 
 fn info() -> DeviceInfo {
-    // One identity in all processes of this boot, and another one on every other host.
-    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let digest = Sha256::new().chain_update(b"kvferry host memory").chain_update(boot).finalize();
-    let mut uuid = [0; 16];
-    uuid.copy_from_slice(&digest[..16]);
     let memory = rustix::system::sysinfo();
     DeviceInfo {
         vendor: Vendor::Host,
         ordinal: 0,
         name: "host memory".into(),
-        uuid: DeviceUuid(uuid),
+        uuid: uuid(),
         pci_bus_id: None,
         architecture: String::new(),
         memory_bytes: u64::from(memory.mem_unit) * memory.totalram as u64,
         capabilities: Capabilities::KERNEL | Capabilities::IPC,
         kernel: "the processor copies".into(),
     }
+}
+
+/// The identity of host memory: one in all processes of this boot, and another one on every other
+/// host. A GPU that can use page-locked memory reaches the device with this identity.
+pub(crate) fn uuid() -> DeviceUuid {
+    static HOST: OnceLock<DeviceUuid> = OnceLock::new();
+    *HOST.get_or_init(|| {
+        let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let digest =
+            Sha256::new().chain_update(b"kvferry host memory").chain_update(boot).finalize();
+        DeviceUuid(*digest.first_chunk().expect("a digest has 32 bytes"))
+    })
 }
 
 /// Maps a `rustix` failure of the call named `call`.
@@ -61,8 +68,15 @@ pub(crate) fn system_error(
     bytes: u64,
     error: rustix::io::Errno,
 ) -> Error {
-    if error == rustix::io::Errno::NOMEM {
-        return Error::OutOfMemory { device: info.to_string(), kind: "host", bytes };
+    use rustix::io::Errno;
+    match error {
+        Errno::NOMEM => {
+            return Error::OutOfMemory { device: info.to_string(), kind: "host", bytes };
+        }
+        Errno::MFILE | Errno::NFILE => {
+            return Error::OutOfDescriptors { call, device: info.to_string() };
+        }
+        _ => {}
     }
     Error::Call {
         call,
@@ -110,6 +124,10 @@ impl Driver for HostDriver {
         self.memory.find(addr).ok_or_else(|| self.unknown(addr))
     }
 
+    fn prepare_export(&self, _unit: &Allocation) -> Result<Option<Export>> {
+        Ok(None)
+    }
+
     fn export(&self, allocation: &Allocation) -> Result<Export> {
         let fd = self.memory.with_fd(allocation.base, |fd| fcntl_dupfd_cloexec(fd, 0));
         let fd = fd.ok_or_else(|| self.unknown(allocation.base))?;
@@ -121,7 +139,7 @@ impl Driver for HostDriver {
         let Export::File { fd, len } = export else {
             return Err(Error::BadExport {
                 device: self.info.to_string(),
-                reason: "host memory is opened by a file descriptor, not by a handle".into(),
+                reason: "host memory is opened by one file descriptor; this is a GPU's".into(),
             });
         };
         map(fd.as_fd(), len).map_err(|error| system_error(&self.info, "mmap", len, error))
@@ -129,6 +147,14 @@ impl Driver for HostDriver {
 
     fn close(&self, mapped: u64, len: u64) -> Result<()> {
         unmap(mapped, len);
+        Ok(())
+    }
+
+    fn map_host(&self, addr: u64, _len: u64) -> Result<u64> {
+        Ok(addr)
+    }
+
+    fn unmap_host(&self, _addr: u64, _len: u64) -> Result<()> {
         Ok(())
     }
 

@@ -6,6 +6,8 @@
 //! This crate holds all GPU `unsafe` code. It never reads the environment, and it does not check
 //! addresses that its caller can check.
 
+#[cfg(any(feature = "cuda", feature = "testing"))]
+mod chunks;
 mod device;
 mod driver;
 mod error;
@@ -21,9 +23,11 @@ pub mod conformance;
 pub mod cuda;
 #[cfg(feature = "testing")]
 pub mod sim;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use device::{
-    Allocation, Capabilities, Device, DeviceInfo, DeviceUuid, Export, Mapping, Memory, Vendor,
+    Allocation, Capabilities, Chunk, Device, DeviceInfo, DeviceUuid, Export, Mapping, Memory, Vendor,
 };
 pub use error::{Error, Left, Result, SubmitError};
 pub use host::host;

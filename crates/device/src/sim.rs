@@ -4,20 +4,24 @@
 //! It is stricter than any real driver: a call outside its own device's scope fails, an export
 //! gives fresh bytes each time, an allocation that is already mapped is refused.
 
+mod exports;
+
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::os::fd::{AsFd, AsRawFd};
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{Mode, OFlags, fstat, open};
 use sha2::{Digest, Sha256};
+
+use self::exports::Opened;
+pub use self::exports::{SimChunks, map_as_another_library};
 
 use crate::device::{Allocation, Capabilities, Device, DeviceInfo, DeviceUuid, Export, Vendor};
 use crate::driver::{Driver, Pinned};
 use crate::error::{Error, Result};
 use crate::gpu::GpuDevice;
-use crate::host::system_error;
+use crate::host::{self, system_error};
 use crate::queue::CopyDescriptor;
 use crate::software::{Executor, SharedMemory, map, unmap};
 
@@ -66,13 +70,15 @@ pub fn sim(options: &SimOptions) -> Result<(Arc<dyn Device>, Arc<SimControl>)> {
     let control = Arc::new(SimControl {
         executor,
         device: info.to_string(),
+        memory: Arc::default(),
         faults: Mutex::default(),
         live: [const { AtomicU64::new(0) }; Live::ALL.len()],
     });
     let driver = SimDriver {
         capacity: options.memory_bytes,
-        memory: SharedMemory::default(),
+        memory: Arc::clone(&control.memory),
         pinned: SharedMemory::default(),
+        opened: Mutex::default(),
         used: Mutex::default(),
         control: Arc::clone(&control),
         info,
@@ -109,6 +115,8 @@ pub enum Live {
     Pinned,
     /// Mappings of other processes' memory.
     Mappings,
+    /// Host memory of this process that is page-locked.
+    HostMappings,
     /// Streams.
     Streams,
     /// Events.
@@ -116,8 +124,14 @@ pub enum Live {
 }
 
 impl Live {
-    const ALL: [Self; 5] =
-        [Self::Allocations, Self::Pinned, Self::Mappings, Self::Streams, Self::Events];
+    const ALL: [Self; 6] = [
+        Self::Allocations,
+        Self::Pinned,
+        Self::Mappings,
+        Self::HostMappings,
+        Self::Streams,
+        Self::Events,
+    ];
 }
 
 /// Makes a simulated GPU misbehave, and counts what it was asked.
@@ -125,6 +139,7 @@ impl Live {
 pub struct SimControl {
     executor: Executor,
     device: String,
+    memory: Arc<SharedMemory>,
     faults: Mutex<Faults>,
     live: [AtomicU64; Live::ALL.len()],
 }
@@ -152,8 +167,9 @@ pub enum Fault {
 impl SimControl {
     /// The `nth` next call of that name (0 is the next one) fails.
     ///
-    /// Names: `allocate free allocate_pinned allocation export open close create_stream
-    /// create_event record fired copy launch write read enter`.
+    /// Names: `allocate free allocate_pinned allocation prepare_export export open import (each
+    /// chunk of an open) close map_host create_stream create_event record fired copy launch write
+    /// read enter`.
     pub fn fail(&self, call: &'static str, nth: u64, fault: Fault) {
         let mut faults = self.faults();
         let number = faults.calls.get(call).copied().unwrap_or(0) + nth + 1;
@@ -231,51 +247,11 @@ struct SimDriver {
     info: DeviceInfo,
     capacity: u64,
     used: Mutex<u64>,
-    memory: SharedMemory,
+    memory: Arc<SharedMemory>,
     pinned: SharedMemory,
+    /// Mappings of other processes' memory, by their first byte.
+    opened: Mutex<HashMap<u64, Opened>>,
     control: Arc<SimControl>,
-}
-
-/// What a handle says: where to find the memfd, and what it must turn out to be.
-const HANDLE_BYTES: usize = 64;
-const MAGIC: &[u8; 8] = b"simipc01";
-
-/// Inodes that this process has mapped: a driver refuses a second mapping of one allocation.
-static MAPPED: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
-/// Fresh bytes for every export.
-static NONCE: AtomicU64 = AtomicU64::new(1);
-
-fn mapped<R>(use_set: impl FnOnce(&mut HashSet<u64>) -> R) -> R {
-    use_set(MAPPED.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
-}
-
-/// Maps the memory of a handle made by [`sim`] as another library would do it, bypassing kvferry,
-/// so that kvferry's own attempt meets a mapping that is not its own. Returns how to end it.
-///
-/// # Errors
-/// If the handle is not one of a live process.
-pub fn map_as_another_library(handle: &[u8]) -> std::io::Result<impl FnOnce() + use<>> {
-    let inode = parse(handle).ok_or(std::io::ErrorKind::InvalidInput)?.inode;
-    mapped(|set| set.insert(inode));
-    Ok(move || {
-        mapped(|set| set.remove(&inode));
-    })
-}
-
-struct Handle {
-    pid: u32,
-    fd: u32,
-    inode: u64,
-}
-
-fn parse(bytes: &[u8]) -> Option<Handle> {
-    let bytes: &[u8; HANDLE_BYTES] = bytes.try_into().ok()?;
-    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-    (bytes[..8] == *MAGIC).then(|| Handle {
-        pid: word(8) as u32,
-        fd: word(16) as u32,
-        inode: word(24),
-    })
 }
 
 impl SimDriver {
@@ -321,8 +297,8 @@ impl Driver for SimDriver {
         &self.info
     }
 
-    fn reaches(&self, _other: &DeviceUuid) -> bool {
-        false
+    fn reaches(&self, other: &DeviceUuid) -> bool {
+        *other == host::uuid()
     }
 
     fn enter(&self) -> Result<SimScope> {
@@ -380,67 +356,65 @@ impl Driver for SimDriver {
         self.memory.find(addr).ok_or_else(|| self.unknown(addr))
     }
 
-    fn export(&self, allocation: &Allocation) -> Result<Export> {
+    fn export_unit(&self, addr: u64, len: u64) -> Result<Allocation> {
+        self.call("allocation")?;
+        self.unit(addr, len).ok_or_else(|| self.unknown(addr))
+    }
+
+    fn prepare_export(&self, unit: &Allocation) -> Result<Option<Export>> {
+        self.call("prepare_export")?;
+        self.check_export(unit)?;
+        self.memory.chunk(unit.base).is_none().then(|| self.export_handle(unit)).transpose()
+    }
+
+    fn export(&self, unit: &Allocation) -> Result<Export> {
         self.call("export")?;
-        if !self.info.capabilities.contains(Capabilities::IPC) {
-            return Err(Error::NotExportable {
-                device: self.info.to_string(),
-                base: allocation.base,
-                reason: "this device has no IPC".into(),
-            });
+        self.check_export(unit)?;
+        match self.memory.chunk(unit.base) {
+            Some(_) => self.export_chunks(unit),
+            None => self.export_handle(unit),
         }
-        let stat = self.memory.with_fd(allocation.base, |fd| (fd.as_raw_fd(), fstat(fd)));
-        let (number, stat) = stat.ok_or_else(|| self.unknown(allocation.base))?;
-        let inode = stat.map_err(|error| system_error(&self.info, "fstat", 0, error))?.st_ino;
-        let mut bytes = Vec::with_capacity(HANDLE_BYTES);
-        bytes.extend_from_slice(MAGIC);
-        for word in [
-            u64::from(std::process::id()),
-            number as u64,
-            inode,
-            NONCE.fetch_add(1, Ordering::Relaxed),
-        ] {
-            bytes.extend_from_slice(&word.to_le_bytes());
-        }
-        bytes.resize(HANDLE_BYTES, 0);
-        Ok(Export::Handle { bytes, len: allocation.len })
     }
 
     fn open(&self, export: Export) -> Result<u64> {
         self.call("open")?;
-        let Export::Handle { bytes, len } = export else {
-            return Err(self.bad_export("a simulated GPU opens handles, not file descriptors"));
+        let (base, opened) = match export {
+            Export::Handle { bytes, len } => self.open_handle(&bytes, len)?,
+            Export::Chunks { chunks, len } => self.open_chunks(chunks, len)?,
+            Export::File { fd, len } => {
+                let base = map(fd.as_fd(), len)
+                    .map_err(|error| system_error(&self.info, "mmap", len, error))?;
+                (base, Opened::Shared)
+            }
+            Export::Pool { .. } => {
+                return Err(self.bad_export("a simulated GPU has no memory pools"));
+            }
         };
-        let handle =
-            parse(&bytes).ok_or_else(|| self.bad_export("not a handle of a simulated GPU"))?;
-        if handle.pid == std::process::id() {
-            return Err(Error::SameProcess { device: self.info.to_string() });
-        }
-        let path = format!("/proc/{}/fd/{}", handle.pid, handle.fd);
-        let fd = open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|error| {
-            self.bad_export(format!("its process is gone or refuses us: {error}"))
-        })?;
-        if fstat(&fd).map_or(0, |stat| stat.st_ino) != handle.inode {
-            return Err(self.bad_export("the memory was freed"));
-        }
-        if !mapped(|set| set.insert(handle.inode)) {
-            return Err(Error::AlreadyMapped { device: self.info.to_string(), bytes: len });
-        }
-        let base = map(fd.as_fd(), len).inspect_err(|_| {
-            mapped(|set| set.remove(&handle.inode));
-        });
-        let base = base.map_err(|error| system_error(&self.info, "mmap", len, error))?;
-        inodes(|inodes| inodes.insert(base, handle.inode));
+        self.opened().insert(base, opened);
         self.control.born(Live::Mappings);
         Ok(base)
     }
 
     fn close(&self, base: u64, len: u64) -> Result<()> {
         self.call("close")?;
-        let inode = inodes(|inodes| inodes.remove(&base)).ok_or_else(|| self.unknown(base))?;
-        mapped(|set| set.remove(&inode));
+        let opened = self.opened().remove(&base).ok_or_else(|| self.unknown(base))?;
+        if let Opened::Handle { inode } = opened {
+            exports::let_go(inode);
+        }
         unmap(base, len);
         self.control.gone(Live::Mappings);
+        Ok(())
+    }
+
+    fn map_host(&self, addr: u64, _len: u64) -> Result<u64> {
+        self.call("map_host")?;
+        self.control.born(Live::HostMappings);
+        Ok(addr)
+    }
+
+    fn unmap_host(&self, _addr: u64, _len: u64) -> Result<()> {
+        self.call("unmap_host")?;
+        self.control.gone(Live::HostMappings);
         Ok(())
     }
 
@@ -527,10 +501,4 @@ impl Driver for SimDriver {
         unsafe { (addr as *const u8).copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
-}
-
-/// Inode of each mapping that this process made, by its address.
-fn inodes<R>(use_map: impl FnOnce(&mut HashMap<u64, u64>) -> R) -> R {
-    static INODES: Mutex<Option<HashMap<u64, u64>>> = Mutex::new(None);
-    use_map(INODES.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
 }

@@ -9,10 +9,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
+#[cfg(feature = "testing")]
+use rustix::mm::mmap_anonymous;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::device::Allocation;
 use crate::queue::CopyDescriptor;
+#[cfg(feature = "testing")]
+use crate::testing::ChunkKind;
 
 /// Allocation numbers are unique in the process, so that a reused address never looks familiar.
 static NEXT_ALLOCATION: AtomicU64 = AtomicU64::new(1);
@@ -28,17 +32,44 @@ struct Block {
     len: u64,
     id: u64,
     fd: OwnedFd,
+    #[cfg(feature = "testing")]
+    chunk: Option<ChunkKind>,
 }
 
 impl SharedMemory {
     /// Allocates `bytes` of zeros; pages are taken when first touched.
     pub(crate) fn allocate(&self, bytes: u64) -> rustix::io::Result<u64> {
-        let fd = memfd_create("kvferry", MemfdFlags::CLOEXEC)?;
-        ftruncate(&fd, bytes)?;
-        let base = map(fd.as_fd(), bytes)?;
-        let id = NEXT_ALLOCATION.fetch_add(1, Ordering::Relaxed);
-        self.blocks().insert(base, Block { len: bytes, id, fd });
+        let block = Block::new(bytes)?;
+        let base = map(block.fd.as_fd(), bytes)?;
+        self.blocks().insert(base, block);
         Ok(base)
+    }
+
+    /// Maps a new chunk at `addr`, inside what [`reserve`] returned.
+    #[cfg(feature = "testing")]
+    pub(crate) fn map_chunk(&self, addr: u64, len: u64, kind: ChunkKind) -> rustix::io::Result<()> {
+        let block = Block { chunk: Some(kind), ..Block::new(len)? };
+        map_at(addr, block.fd.as_fd(), len)?;
+        self.blocks().insert(addr, block);
+        Ok(())
+    }
+
+    /// Frees the chunk at `addr`, which stays reserved; `None` if there is none.
+    #[cfg(feature = "testing")]
+    pub(crate) fn unmap_chunk(&self, addr: u64) -> Option<()> {
+        let block = self.blocks().remove(&addr)?;
+        if let Err(error) = reserve_at(addr, block.len) {
+            tracing::warn!(%error, addr, "a chunk was not unmapped");
+        }
+        Some(())
+    }
+
+    /// How the chunk that `addr` lies in was made; `None` if it is in none.
+    #[cfg(feature = "testing")]
+    pub(crate) fn chunk(&self, addr: u64) -> Option<ChunkKind> {
+        let blocks = self.blocks();
+        let (&base, block) = blocks.range(..=addr).next_back()?;
+        block.chunk.filter(|_| addr - base < block.len)
     }
 
     /// Frees what `allocate` returned; `None` if it did not.
@@ -68,6 +99,20 @@ impl SharedMemory {
     }
 }
 
+impl Block {
+    fn new(len: u64) -> rustix::io::Result<Self> {
+        let fd = memfd_create("kvferry", MemfdFlags::CLOEXEC)?;
+        ftruncate(&fd, len)?;
+        Ok(Self {
+            len,
+            id: NEXT_ALLOCATION.fetch_add(1, Ordering::Relaxed),
+            fd,
+            #[cfg(feature = "testing")]
+            chunk: None,
+        })
+    }
+}
+
 impl Drop for SharedMemory {
     fn drop(&mut self) {
         for (base, block) in std::mem::take(&mut *self.blocks()) {
@@ -79,22 +124,48 @@ impl Drop for SharedMemory {
 /// Maps all `len` bytes of a memfd, refusing one that is shorter (a touch beyond its end would be
 /// a bus error).
 pub(crate) fn map(fd: BorrowedFd<'_>, len: u64) -> rustix::io::Result<u64> {
+    check_size(fd, len)?;
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
+    let base =
+        unsafe { mmap(std::ptr::null_mut(), len as usize, access, MapFlags::SHARED, fd, 0) }?;
+    Ok(base as u64)
+}
+
+fn check_size(fd: BorrowedFd<'_>, len: u64) -> rustix::io::Result<()> {
     let size = fstat(fd)?.st_size;
     if u64::try_from(size).is_ok_and(|size| size < len) || len > isize::MAX as u64 {
         return Err(rustix::io::Errno::INVAL);
     }
-    // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
-    let base = unsafe {
-        mmap(
-            std::ptr::null_mut(),
-            len as usize,
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::SHARED,
-            fd,
-            0,
-        )
-    }?;
+    Ok(())
+}
+
+/// Reserves `len` bytes of addresses, for [`map_at`]; [`unmap`] ends it with all that is there.
+#[cfg(feature = "testing")]
+pub(crate) fn reserve(len: u64) -> rustix::io::Result<u64> {
+    let (nothing, flags) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
+    // SAFETY: as in `map`; nothing can be read or written there.
+    let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len as usize, nothing, flags) }?;
     Ok(base as u64)
+}
+
+/// [`map`] at an address inside a reservation that only the caller uses.
+#[cfg(feature = "testing")]
+pub(crate) fn map_at(addr: u64, fd: BorrowedFd<'_>, len: u64) -> rustix::io::Result<()> {
+    check_size(fd, len)?;
+    let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+    // SAFETY: the range is the caller's own reservation, so what is replaced is nobody else's.
+    unsafe { mmap(addr as *mut _, len as usize, access, flags, fd, 0) }?;
+    Ok(())
+}
+
+/// Makes a part of a reservation what it was before [`map_at`].
+#[cfg(feature = "testing")]
+fn reserve_at(addr: u64, len: u64) -> rustix::io::Result<()> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+    // SAFETY: as in `map_at`.
+    unsafe { mmap_anonymous(addr as *mut _, len as usize, ProtFlags::empty(), flags) }?;
+    Ok(())
 }
 
 /// Unmaps what [`map`] returned.
