@@ -71,6 +71,14 @@ fn uuid(cuda: &Cuda, device: sys::CUdevice) -> Result<DeviceUuid, Failure> {
     Ok(DeviceUuid(uuid.bytes.map(|byte| byte as u8)))
 }
 
+/// Whether `device` can use host memory that was page-locked where it is.
+pub(super) fn reaches_host(cuda: &Cuda, device: sys::CUdevice) -> bool {
+    let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED;
+    let mut supported = 0;
+    // SAFETY: the device comes from cuDeviceGet; the driver writes one number.
+    unsafe { cuda.cuDeviceGetAttribute(&mut supported, attribute, device) }.is_ok() && supported != 0
+}
+
 /// Visible devices whose memory `device` can use.
 pub(super) fn peers(
     cuda: &Cuda,

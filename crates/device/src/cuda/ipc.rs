@@ -1,22 +1,51 @@
-//! Device memory for another process: the driver's 64-byte handle behind a tag of this process.
+//! Device memory for another process: what kind it is, and the exports of cudaMalloc memory, the
+//! driver's 64-byte handle behind a tag of this process.
 //!
 //! The tag is no secret and proves nothing; it only spares a process the attempt to open its own
 //! export, which the driver refuses with a misleading error (FAILURES.md B05).
 
-use std::ffi::{c_char, c_void};
+use std::collections::HashMap;
+use std::ffi::c_char;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::OnceLock;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{MutexGuard, OnceLock, PoisonError};
 
 use cudarc::driver::sys;
 
 use super::CudaDriver;
+use super::host_memory::Pinning;
+use super::library::Failure;
+use super::pool::Pool;
 use crate::device::{Allocation, Export};
 use crate::error::{Error, Result};
 
 const TAG_BYTES: usize = 16;
+/// Of the driver, both for a handle and for the place of an allocation in a pool.
 const HANDLE_BYTES: usize = size_of::<sys::CUipcMemHandle>();
 
 const _: () = assert!(HANDLE_BYTES == 64, "an export is 16 bytes of tag and 64 of handle");
+
+/// What a mapping of another process's memory is, and how it ends.
+#[derive(Debug)]
+pub(super) enum Opened {
+    /// cudaMalloc memory.
+    Handle,
+    /// Chunks of these lengths.
+    Chunks(Vec<u64>),
+    /// Memory of a pool, which was imported for it.
+    Pool(Pool),
+    /// Host memory: where the processor sees it, and what page-locked it.
+    Host { base: u64, pinning: Pinning },
+}
+
+/// Who can make an export of an allocation.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Legacy,
+    Virtual,
+    Pool(Pool),
+    Other,
+}
 
 /// Random, one for the life of the process.
 fn process_tag() -> [u8; TAG_BYTES] {
@@ -30,8 +59,13 @@ fn process_tag() -> [u8; TAG_BYTES] {
     })
 }
 
-/// The driver's handle in an export, or why it must not be opened.
-fn parse(bytes: &[u8], device: &str) -> Result<sys::CUipcMemHandle> {
+/// 64 bytes of the driver, marked as made here.
+pub(super) fn tagged(bytes: impl IntoIterator<Item = u8>) -> Vec<u8> {
+    process_tag().into_iter().chain(bytes).collect()
+}
+
+/// The driver's bytes in an export, or why it must not be opened.
+pub(super) fn parse(bytes: &[u8], device: &str) -> Result<[u8; HANDLE_BYTES]> {
     let bad = || Error::BadExport {
         device: device.into(),
         reason: format!(
@@ -41,19 +75,58 @@ fn parse(bytes: &[u8], device: &str) -> Result<sys::CUipcMemHandle> {
         ),
     };
     let (tag, handle) = bytes.split_first_chunk::<TAG_BYTES>().ok_or_else(bad)?;
-    let handle = <&[u8; HANDLE_BYTES]>::try_from(handle).map_err(|_| bad())?;
+    let handle = <[u8; HANDLE_BYTES]>::try_from(handle).map_err(|_| bad())?;
     if *tag == process_tag() {
         return Err(Error::SameProcess { device: device.into() });
     }
-    Ok(sys::CUipcMemHandle { reserved: handle.map(|byte| byte as c_char) })
+    Ok(handle)
 }
 
 impl CudaDriver {
-    pub(super) fn export_handle(&self, allocation: &Allocation) -> Result<Export> {
-        let capable = self.attributes(allocation.base)?.is_some_and(|found| found.legacy_ipc != 0);
-        if !capable {
-            return Err(self.not_exportable(allocation));
+    pub(super) fn opened(&self) -> MutexGuard<'_, HashMap<u64, Vec<Opened>>> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn forget_opened(&self, addr: u64) -> Option<Opened> {
+        let mut opened = self.opened();
+        let here = opened.get_mut(&addr)?;
+        let last = here.pop();
+        if here.is_empty() {
+            opened.remove(&addr);
         }
+        last
+    }
+
+    fn kind(&self, addr: u64) -> Result<Kind> {
+        if self.chunk_handle(addr).is_some() {
+            return Ok(Kind::Virtual);
+        }
+        if self.attributes(addr)?.is_some_and(|found| found.legacy_ipc != 0) {
+            return Ok(Kind::Legacy);
+        }
+        Ok(self.pool_of(addr).map_or(Kind::Other, Kind::Pool))
+    }
+
+    pub(super) fn prepare(&self, unit: &Allocation) -> Result<Option<Export>> {
+        match self.kind(unit.base)? {
+            Kind::Legacy => self.export_handle(unit).map(Some),
+            Kind::Virtual => self.check_chunks(unit).map(|()| None),
+            // Nothing tells whether a pool can be exported, so it is exported.
+            Kind::Pool(pool) => self.export_pool(pool, unit).map(|_| None),
+            Kind::Other => Err(self.no_handle(unit)),
+        }
+    }
+
+    pub(super) fn export_unit_of(&self, unit: &Allocation) -> Result<Export> {
+        match self.kind(unit.base)? {
+            Kind::Legacy => self.export_handle(unit),
+            Kind::Virtual => self.export_chunks(unit),
+            Kind::Pool(pool) => self.export_pool(pool, unit),
+            Kind::Other => Err(self.no_handle(unit)),
+        }
+    }
+
+    fn export_handle(&self, allocation: &Allocation) -> Result<Export> {
         let mut handle = sys::CUipcMemHandle { reserved: [0; HANDLE_BYTES] };
         // SAFETY: the driver writes one handle and refuses an address that it does not know.
         match unsafe { self.cuda().cuIpcGetMemHandle(&mut handle, allocation.base) } {
@@ -62,89 +135,106 @@ impl CudaDriver {
                 if failure.is(sys::CUresult::CUDA_ERROR_INVALID_VALUE)
                     || failure.is(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED) =>
             {
-                return Err(self.not_exportable(allocation));
+                return Err(self.no_handle(allocation));
             }
             Err(failure) => return Err(self.error(failure)),
         }
-        let mut bytes = Vec::with_capacity(TAG_BYTES + HANDLE_BYTES);
-        bytes.extend(process_tag());
-        bytes.extend(handle.reserved.map(|byte| byte as u8));
+        let bytes = tagged(handle.reserved.map(|byte| byte as u8));
         Ok(Export::Handle { bytes, len: allocation.len })
     }
 
-    fn not_exportable(&self, allocation: &Allocation) -> Error {
-        let reason = if self.is_virtual(allocation.base) {
-            "it is memory of the virtual memory API, as PyTorch's expandable segments are: set \
-             PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or allocate with cudaMalloc"
-        } else {
-            "the driver gives no handle for it: it is memory of a stream-ordered pool, managed, or \
-             mapped from another process; allocate with cudaMalloc"
-        };
-        Error::NotExportable {
-            device: self.info.to_string(),
-            base: allocation.base,
-            reason: reason.into(),
+    fn no_handle(&self, allocation: &Allocation) -> Error {
+        let reason = "the driver gives no handle for it: it is managed, or mapped from another \
+                      process; allocate with cudaMalloc";
+        self.not_exportable(allocation, reason)
+    }
+
+    pub(super) fn not_exportable(&self, unit: &Allocation, reason: impl Into<String>) -> Error {
+        let (device, reason) = (self.info.to_string(), reason.into());
+        Error::NotExportable { device, base: unit.base, reason }
+    }
+
+    pub(super) fn bad_export(&self, reason: impl Into<String>) -> Error {
+        Error::BadExport { device: self.info.to_string(), reason: reason.into() }
+    }
+
+    /// What a failure to make a descriptor for `unit` means.
+    pub(super) fn descriptor_error(&self, failure: Failure, unit: &Allocation) -> Error {
+        // The driver has no code of its own for it.
+        if no_descriptors() {
+            let device = self.info.to_string();
+            return Error::OutOfDescriptors { call: failure.call, device };
+        }
+        match self.error(failure) {
+            lost @ Error::Lost { .. } => lost,
+            _ => self.not_exportable(unit, self.cuda().describe(failure)),
         }
     }
 
-    /// Whether the virtual memory API made it; pools and cudaMalloc are refused (LAB.md).
-    fn is_virtual(&self, addr: u64) -> bool {
-        let mut handle = 0;
-        // SAFETY: the driver writes one handle and refuses an address that has none.
-        if unsafe { self.cuda().cuMemRetainAllocationHandle(&mut handle, addr as *mut c_void) }
-            .is_err()
-        {
-            return false;
+    /// What a failure to open an export means.
+    pub(super) fn open_error(&self, failure: Failure, bytes: u64) -> Error {
+        use sys::CUresult::*;
+        let of_the_export = [
+            CUDA_ERROR_INVALID_VALUE,
+            CUDA_ERROR_INVALID_HANDLE,
+            CUDA_ERROR_INVALID_CONTEXT,
+            CUDA_ERROR_INVALID_DEVICE,
+            CUDA_ERROR_MAP_FAILED,
+            CUDA_ERROR_NOT_SUPPORTED,
+            CUDA_ERROR_NOT_PERMITTED,
+            CUDA_ERROR_OPERATING_SYSTEM,
+            CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
+            CUDA_ERROR_TOO_MANY_PEERS,
+            CUDA_ERROR_NOT_FOUND,
+        ];
+        if !of_the_export.into_iter().any(|code| failure.is(code)) {
+            return self.allocation_error(failure, "device", bytes);
         }
-        // SAFETY: gives back the one reference that was just taken.
-        let _ = unsafe { self.cuda().cuMemRelease(handle) };
-        true
+        if no_descriptors() {
+            let device = self.info.to_string();
+            return Error::OutOfDescriptors { call: failure.call, device };
+        }
+        self.bad_export(format!(
+            "{}; the memory was freed, its process has ended, another library of this process exported \
+             it, or this process cannot see its GPU",
+            self.cuda().describe(failure)
+        ))
     }
 
-    pub(super) fn open_handle(&self, export: Export) -> Result<u64> {
-        let device = || self.info.to_string();
-        let Export::Handle { bytes, len } = export else {
-            let reason = "CUDA memory is opened by a handle, not by a file descriptor".into();
-            return Err(Error::BadExport { device: device(), reason });
-        };
-        let handle = parse(&bytes, &device())?;
+    pub(super) fn open_handle(&self, bytes: &[u8], len: u64) -> Result<(u64, Opened)> {
+        let handle = parse(bytes, &self.info.to_string())?.map(|byte| byte as c_char);
+        let handle = sys::CUipcMemHandle { reserved: handle };
         let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let mut addr = 0;
         // SAFETY: the driver checks the handle; it maps at an address of its own choice.
         unsafe { self.cuda().cuIpcOpenMemHandle_v2(&mut addr, handle, flags) }.map_err(|failure| {
-            use sys::CUresult::*;
-            if failure.is(CUDA_ERROR_ALREADY_MAPPED) {
-                return Error::AlreadyMapped { device: device(), bytes: len };
+            if failure.is(sys::CUresult::CUDA_ERROR_ALREADY_MAPPED) {
+                return Error::AlreadyMapped { device: self.info.to_string(), bytes: len };
             }
-            let of_the_handle = [
-                CUDA_ERROR_INVALID_VALUE,
-                CUDA_ERROR_INVALID_HANDLE,
-                CUDA_ERROR_INVALID_CONTEXT,
-                CUDA_ERROR_INVALID_DEVICE,
-                CUDA_ERROR_MAP_FAILED,
-                CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
-                CUDA_ERROR_TOO_MANY_PEERS,
-            ];
-            if of_the_handle.into_iter().any(|code| failure.is(code)) {
-                let reason = format!(
-                    "{}; the memory was freed, its process has ended, another library of this process exported \
-                     it, or this process cannot see its GPU",
-                    self.cuda().describe(failure)
-                );
-                return Error::BadExport { device: device(), reason };
-            }
-            self.error(failure)
+            self.open_error(failure, len)
         })?;
         if let Err(reason) = self.check_mapping(addr, len) {
             // SAFETY: opened above, closed once.
             let _ = unsafe { self.cuda().cuIpcCloseMemHandle(addr) };
-            return Err(Error::BadExport { device: device(), reason });
+            return Err(self.bad_export(reason));
         }
-        Ok(addr)
+        Ok((addr, Opened::Handle))
+    }
+
+    /// Ends what one of the `open` functions made.
+    pub(super) fn close_opened(&self, addr: u64, len: u64, opened: Opened) -> Result<()> {
+        match opened {
+            // SAFETY: the `Mapping` that owned the address is being dropped, once.
+            Opened::Handle => unsafe { self.cuda().cuIpcCloseMemHandle(addr) }
+                .map_err(|failure| self.error(failure)),
+            Opened::Chunks(chunks) => self.close_chunks(addr, len, &chunks),
+            Opened::Pool(pool) => self.close_pool(addr, pool),
+            Opened::Host { base, pinning } => self.close_host(base, len, pinning),
+        }
     }
 
     /// Whether the length that came with the handle is true: it may be a lie of the exporter.
-    fn check_mapping(&self, addr: u64, len: u64) -> Result<(), String> {
+    pub(super) fn check_mapping(&self, addr: u64, len: u64) -> Result<(), String> {
         let Ok(Some(found)) = self.attributes(addr) else {
             return Err(format!("the driver does not know {addr:#x}, where it mapped the memory"));
         };
@@ -157,6 +247,18 @@ impl CudaDriver {
             )),
         }
     }
+}
+
+/// A descriptor that the driver takes as a pointer.
+pub(super) fn raw(fd: &OwnedFd) -> *mut std::ffi::c_void {
+    std::ptr::without_provenance_mut(fd.as_raw_fd() as usize)
+}
+
+/// Whether this process could not open a file now.
+fn no_descriptors() -> bool {
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::io::Errno;
+    matches!(eventfd(0, EventfdFlags::CLOEXEC), Err(Errno::MFILE | Errno::NFILE))
 }
 
 #[cfg(test)]
@@ -173,7 +275,7 @@ mod tests {
         );
         bytes[0] ^= 1;
         let handle = parse(&bytes, "cuda:0").expect("a foreign tag");
-        assert_eq!(handle.reserved, [7; HANDLE_BYTES]);
+        assert_eq!(handle, [7; HANDLE_BYTES]);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! into undefined behaviour; here a code is a number. cudarc finds the libraries and gives the
 //! types, and the compiler compares every signature below with its bindings.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::fmt::{self, Display};
 use std::sync::OnceLock;
 
@@ -27,18 +27,24 @@ impl Failure {
     }
 }
 
+/// The driver's own word for a symbol that it does not have.
+const NO_SYMBOL: c_int = sys::CUresult::CUDA_ERROR_NOT_FOUND as c_int;
+
 /// A table with one field and one method of the same name for each symbol.
 macro_rules! symbols {
     (
         $table:ident from $sys:ident, $library:literal, $result:ty;
         { $($(#[older = $older:literal])? $symbol:ident($($arg:ident: $type:ty),*);)* }
+        optional { $($optional:ident($($optional_arg:ident: $optional_type:ty),*);)* }
         unchecked { $($unchecked:ident($($unchecked_arg:ident: $unchecked_type:ty),*);)* }
     ) => {
         $(const _: unsafe fn($($type),*) -> $result = $sys::$symbol;)*
+        $(const _: unsafe fn($($optional_type),*) -> $result = $sys::$optional;)*
 
         #[expect(non_snake_case, reason = "the names of the C functions")]
         pub(super) struct $table {
             $($symbol: unsafe extern "C" fn($($type),*) -> c_int,)*
+            $($optional: Option<unsafe extern "C" fn($($optional_type),*) -> c_int>,)*
             $($unchecked: unsafe extern "C" fn($($unchecked_type),*) -> c_int,)*
         }
 
@@ -73,6 +79,10 @@ macro_rules! symbols {
                             })?
                             Err(_) => return Err(missing(stringify!($symbol))),
                         },)*
+                        $($optional: library
+                            .get(concat!(stringify!($optional), "\0").as_bytes())
+                            .ok()
+                            .map(|symbol| *symbol),)*
                         $($unchecked: *library
                             .get(concat!(stringify!($unchecked), "\0").as_bytes())
                             .map_err(|_| missing(stringify!($unchecked)))?,)*
@@ -93,6 +103,19 @@ macro_rules! symbols {
                     match unsafe { (self.$symbol)($($arg),*) } {
                         0 => Ok(()),
                         code => Err(Failure { call: stringify!($symbol), code }),
+                    }
+                }
+            )*
+            $(
+                /// Fails with [`NO_SYMBOL`] where the library is older than the function.
+                ///
+                /// # Safety
+                /// As NVIDIA documents for the function.
+                pub(super) unsafe fn $optional(&self, $($optional_arg: $optional_type),*) -> Result<(), Failure> {
+                    // SAFETY: the caller's contract.
+                    match self.$optional.map_or(NO_SYMBOL, |call| unsafe { call($($optional_arg),*) }) {
+                        0 => Ok(()),
+                        code => Err(Failure { call: stringify!($optional), code }),
                     }
                 }
             )*
@@ -139,8 +162,9 @@ symbols! {
         cuIpcGetMemHandle(handle: *mut sys::CUipcMemHandle, addr: sys::CUdeviceptr);
         cuIpcOpenMemHandle_v2(addr: *mut sys::CUdeviceptr, handle: sys::CUipcMemHandle, flags: c_uint);
         cuIpcCloseMemHandle(addr: sys::CUdeviceptr);
-        cuMemRetainAllocationHandle(handle: *mut sys::CUmemGenericAllocationHandle, addr: *mut c_void);
-        cuMemRelease(handle: sys::CUmemGenericAllocationHandle);
+        cuMemGetAddressRange_v2(base: *mut sys::CUdeviceptr, bytes: *mut usize, addr: sys::CUdeviceptr);
+        cuMemHostRegister_v2(host: *mut c_void, bytes: usize, flags: c_uint);
+        cuMemHostUnregister(host: *mut c_void);
         cuStreamCreateWithPriority(stream: *mut sys::CUstream, flags: c_uint, priority: c_int);
         cuStreamDestroy_v2(stream: sys::CUstream);
         cuStreamSynchronize(stream: sys::CUstream);
@@ -164,6 +188,67 @@ symbols! {
             arguments: *mut *mut c_void,
             extra: *mut *mut c_void
         );
+    }
+    optional {
+        cuMemRetainAllocationHandle(handle: *mut sys::CUmemGenericAllocationHandle, addr: *mut c_void);
+        cuMemRelease(handle: sys::CUmemGenericAllocationHandle);
+        cuMemGetAllocationPropertiesFromHandle(
+            properties: *mut sys::CUmemAllocationProp,
+            handle: sys::CUmemGenericAllocationHandle
+        );
+        cuMemExportToShareableHandle(
+            shared: *mut c_void,
+            handle: sys::CUmemGenericAllocationHandle,
+            kind: sys::CUmemAllocationHandleType,
+            flags: c_ulonglong
+        );
+        cuMemImportFromShareableHandle(
+            handle: *mut sys::CUmemGenericAllocationHandle,
+            shared: *mut c_void,
+            kind: sys::CUmemAllocationHandleType
+        );
+        cuMemAddressReserve(
+            addr: *mut sys::CUdeviceptr,
+            bytes: usize,
+            alignment: usize,
+            wanted: sys::CUdeviceptr,
+            flags: c_ulonglong
+        );
+        cuMemAddressFree(addr: sys::CUdeviceptr, bytes: usize);
+        cuMemMap(
+            addr: sys::CUdeviceptr,
+            bytes: usize,
+            offset: usize,
+            handle: sys::CUmemGenericAllocationHandle,
+            flags: c_ulonglong
+        );
+        cuMemUnmap(addr: sys::CUdeviceptr, bytes: usize);
+        cuMemSetAccess(
+            addr: sys::CUdeviceptr,
+            bytes: usize,
+            access: *const sys::CUmemAccessDesc,
+            count: usize
+        );
+        cuMemPoolExportToShareableHandle(
+            shared: *mut c_void,
+            pool: sys::CUmemoryPool,
+            kind: sys::CUmemAllocationHandleType,
+            flags: c_ulonglong
+        );
+        cuMemPoolImportFromShareableHandle(
+            pool: *mut sys::CUmemoryPool,
+            shared: *mut c_void,
+            kind: sys::CUmemAllocationHandleType,
+            flags: c_ulonglong
+        );
+        cuMemPoolExportPointer(data: *mut sys::CUmemPoolPtrExportData, addr: sys::CUdeviceptr);
+        cuMemPoolImportPointer(
+            addr: *mut sys::CUdeviceptr,
+            pool: sys::CUmemoryPool,
+            data: *mut sys::CUmemPoolPtrExportData
+        );
+        cuMemPoolSetAccess(pool: sys::CUmemoryPool, access: *const sys::CUmemAccessDesc, count: usize);
+        cuMemPoolDestroy(pool: sys::CUmemoryPool);
     }
     unchecked { cuGetErrorName(code: c_int, name: *mut *const c_char); }
 }
@@ -190,6 +275,7 @@ symbols! {
         nvrtcGetPTXSize(program: nvrtc_sys::nvrtcProgram, bytes: *mut usize);
         nvrtcGetPTX(program: nvrtc_sys::nvrtcProgram, ptx: *mut c_char);
     }
+    optional {}
     unchecked {}
 }
 

@@ -6,18 +6,25 @@
 
 mod compile;
 mod context;
+mod host_memory;
 mod identity;
 mod ipc;
 mod library;
+mod pool;
+#[cfg(feature = "testing")]
+pub mod testing;
+mod virtual_memory;
 
+use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys;
 
 use self::compile::Kernel;
 use self::context::{Context, Scope};
+use self::ipc::Opened;
 use self::library::{Cuda, Failure};
 use crate::device::{Allocation, Capabilities, Device, DeviceInfo, DeviceUuid, Export};
 use crate::driver::{Driver, Pinned};
@@ -82,6 +89,11 @@ struct CudaDriver {
     peers: Vec<DeviceUuid>,
     high_priority: c_int,
     kernel: Option<Kernel>,
+    /// Whether it can use host memory that is page-locked where it is.
+    reaches_host: bool,
+    /// Mappings of other processes' memory, by their first byte as this device sees it. The driver
+    /// may map one allocation twice at one address.
+    opened: Mutex<HashMap<u64, Vec<Opened>>>,
     context: Arc<Context>,
 }
 
@@ -112,7 +124,9 @@ impl CudaDriver {
         };
         let kernel = open_kernel(&context, capability, options, &mut info);
         context.connect();
-        Ok(Self { info, peers, high_priority, kernel, context })
+        let reaches_host = identity::reaches_host(cuda, device);
+        let opened = Mutex::default();
+        Ok(Self { info, peers, high_priority, kernel, reaches_host, opened, context })
     }
 
     fn cuda(&self) -> &'static Cuda {
@@ -132,6 +146,23 @@ impl CudaDriver {
 
     fn unknown(&self, addr: u64) -> Error {
         Error::UnknownAddress { device: self.info.to_string(), addr }
+    }
+
+    /// The one allocation or chunk that `addr` lies in, first byte and bytes; `None` if the driver
+    /// knows of none.
+    fn address_range(&self, addr: u64) -> Result<Option<(u64, u64)>> {
+        let (mut base, mut len) = (0, 0);
+        // SAFETY: the driver writes two numbers and refuses an address that it does not know.
+        match unsafe { self.cuda().cuMemGetAddressRange_v2(&mut base, &mut len, addr) } {
+            Ok(()) => Ok(Some((base, len as u64))),
+            Err(failure)
+                if failure.is(sys::CUresult::CUDA_ERROR_INVALID_VALUE)
+                    || failure.is(sys::CUresult::CUDA_ERROR_NOT_FOUND) =>
+            {
+                Ok(None)
+            }
+            Err(failure) => Err(self.error(failure)),
+        }
     }
 
     /// What the driver knows of an address; `None` if it knows nothing.
@@ -237,7 +268,9 @@ impl Driver for CudaDriver {
     }
 
     fn reaches(&self, other: &DeviceUuid) -> bool {
-        *other == self.info.uuid || (self.peers.contains(other) && self.context.may_reach(other))
+        *other == self.info.uuid
+            || (self.reaches_host && *other == crate::host::uuid())
+            || (self.peers.contains(other) && self.context.may_reach(other))
     }
 
     fn enter(&self) -> Result<Scope<'_>> {
@@ -288,20 +321,45 @@ impl Driver for CudaDriver {
                 && u32::try_from(found.ordinal) == Ok(self.info.ordinal)
         });
         let found = found.ok_or_else(|| self.unknown(addr))?;
-        Ok(Allocation { base: found.start, len: found.len as u64, id: found.id })
+        // Not the range in the attributes, which for chunks and pools is all that is reserved.
+        let (base, len) = self.address_range(addr)?.ok_or_else(|| self.unknown(addr))?;
+        Ok(Allocation { base, len, id: found.id })
     }
 
-    fn export(&self, allocation: &Allocation) -> Result<Export> {
-        self.export_handle(allocation)
+    fn export_unit(&self, addr: u64, len: u64) -> Result<Allocation> {
+        self.unit(addr, len)
+    }
+
+    fn prepare_export(&self, unit: &Allocation) -> Result<Option<Export>> {
+        self.prepare(unit)
+    }
+
+    fn export(&self, unit: &Allocation) -> Result<Export> {
+        self.export_unit_of(unit)
     }
 
     fn open(&self, export: Export) -> Result<u64> {
-        self.open_handle(export)
+        let (addr, opened) = match export {
+            Export::Handle { bytes, len } => self.open_handle(&bytes, len)?,
+            Export::Chunks { chunks, len } => self.open_chunks(chunks, len)?,
+            Export::Pool { fd, bytes, len } => self.open_pool(fd, &bytes, len)?,
+            Export::File { fd, len } => self.open_host(fd, len)?,
+        };
+        self.opened().entry(addr).or_default().push(opened);
+        Ok(addr)
     }
 
-    fn close(&self, mapped: u64, _len: u64) -> Result<()> {
-        // SAFETY: the `Mapping` that owned the address is being dropped, once.
-        unsafe { self.cuda().cuIpcCloseMemHandle(mapped) }.map_err(|failure| self.error(failure))
+    fn close(&self, mapped: u64, len: u64) -> Result<()> {
+        let opened = self.forget_opened(mapped).ok_or_else(|| self.unknown(mapped))?;
+        self.close_opened(mapped, len, opened)
+    }
+
+    fn map_host(&self, addr: u64, len: u64) -> Result<u64> {
+        self.pin_local(addr, len)
+    }
+
+    fn unmap_host(&self, addr: u64, len: u64) -> Result<()> {
+        self.unpin_local(addr, len)
     }
 
     fn create_stream(&self, high_priority: bool) -> Result<Stream> {
