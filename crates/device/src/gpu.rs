@@ -103,7 +103,7 @@ impl<D: Driver> Device for GpuDevice<D> {
     }
 
     fn map_host(self: Arc<Self>, addr: u64, len: u64) -> Result<Mapping> {
-        if len == 0 || len > isize::MAX as u64 {
+        if len == 0 || addr.checked_add(len).is_none_or(|end| end > isize::MAX as u64) {
             return Err(self.bad_size(len));
         }
         let mapped = {

@@ -153,7 +153,7 @@ impl Engine {
     /// # Errors
     /// [`Error::UnknownAllocation`] if no registered region lies in it.
     pub fn export(&self, allocation: AllocationKey) -> Result<Export> {
-        self.registry.export(allocation)
+        self.registry.export(&self.devices, allocation)
     }
 
     /// Opens a peer's segment as a target. Mappings are made when a transfer first needs them.

@@ -110,14 +110,14 @@ struct Regions {
     table: Option<Arc<Table>>,
 }
 
-/// An allocation with registered regions. It was exported when the first one was registered, so
-/// what cannot be exported is refused there and not in live traffic, and once only (FAILURES.md
-/// B06, B08).
+/// An allocation with registered regions. That it can be exported was found out when the first one
+/// was registered, so what cannot is refused there and not in live traffic.
 #[derive(Debug)]
 struct Exported {
     allocation: Allocation,
     device: usize,
-    export: Export,
+    /// The export to copy for every peer, where it is to be made once only (FAILURES.md B06, B08).
+    export: Option<Export>,
     regions: usize,
 }
 
@@ -135,16 +135,19 @@ impl Registry {
         if len == 0 || addr.checked_add(len).is_none() {
             return Err(Error::BadRegion { addr, len });
         }
-        let (device, allocation) = owner(devices, addr)?;
+        let (device, allocation) = owner(devices, addr, len)?;
         if len > allocation.len - (addr - allocation.base) {
             let Allocation { base, len: bytes, .. } = allocation;
             return Err(Error::LeavesAllocation { addr, len, base, allocation: bytes });
         }
         let key = AllocationKey { device: devices[device].info().uuid, id: allocation.id };
         self.refuse_overlap(&self.state(), addr, len)?;
-        // Exporting is a driver call: it happens outside the lock, and a lost race only wastes it.
+        // These are driver calls: they happen outside the lock, and a lost race only wastes them.
         let known = self.state().allocations.contains_key(&key);
-        let export = if known { None } else { Some(devices[device].export(&allocation)?) };
+        let export = match known {
+            true => None,
+            false => Some(devices[device].prepare_export(&allocation)?),
+        };
         let mut state = self.state();
         self.refuse_overlap(&state, addr, len)?;
         match (state.allocations.get_mut(&key), export) {
@@ -239,20 +242,21 @@ impl Registry {
         }
     }
 
-    pub(crate) fn export(&self, key: AllocationKey) -> Result<Export> {
-        let state = self.state();
-        let unknown = Error::UnknownAllocation { device: key.device.to_string(), id: key.id };
-        let exported = state.allocations.get(&key).ok_or(unknown)?;
-        match &exported.export {
-            Export::Handle { bytes, len } => Ok(Export::Handle { bytes: bytes.clone(), len: *len }),
-            Export::File { fd, len } => {
-                let copied = |error: std::io::Error| Error::System {
-                    call: "dup",
-                    reason: error.to_string(),
-                };
-                Ok(Export::File { fd: fd.try_clone().map_err(copied)?, len: *len })
+    pub(crate) fn export(
+        &self,
+        devices: &[Arc<dyn Device>],
+        key: AllocationKey,
+    ) -> Result<Export> {
+        let (device, allocation) = {
+            let state = self.state();
+            let unknown = Error::UnknownAllocation { device: key.device.to_string(), id: key.id };
+            let exported = state.allocations.get(&key).ok_or(unknown)?;
+            if let Some(Export::Handle { bytes, len }) = &exported.export {
+                return Ok(Export::Handle { bytes: bytes.clone(), len: *len });
             }
-        }
+            (exported.device, exported.allocation)
+        };
+        Ok(devices[device].export(&allocation)?)
     }
 
     fn refuse_overlap(&self, state: &Regions, addr: u64, len: u64) -> Result<()> {
@@ -270,10 +274,11 @@ impl Registry {
     }
 }
 
-/// The device that owns `addr`, by its driver's word and never by an ordinal.
-fn owner(devices: &[Arc<dyn Device>], addr: u64) -> Result<(usize, Allocation)> {
+/// The device that owns `addr`, by its driver's word and never by an ordinal, and what it exports
+/// for the range.
+fn owner(devices: &[Arc<dyn Device>], addr: u64, len: u64) -> Result<(usize, Allocation)> {
     for (index, device) in devices.iter().enumerate() {
-        match device.allocation(addr) {
+        match device.export_unit(addr, len) {
             Ok(allocation) => return Ok((index, allocation)),
             Err(kvferry_device::Error::UnknownAddress { .. }) => {}
             Err(error) => return Err(error.into()),

@@ -1,15 +1,16 @@
 //! Messages and descriptors over one Unix socket.
 
+use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use kvferry_wire::exchange::{self, Decoder, ExchangeError, Export, Message};
+use kvferry_wire::exchange::{self, Decoder, ExchangeError, MAX_DESCRIPTORS, Message};
 use rustix::io::Errno;
 
-use crate::socket;
+use crate::socket::{self, Received};
 
-/// Why a channel is of no more use, except after [`ChannelError::is_timeout`].
+/// Why a channel is of no more use, except after [`ChannelError::is_harmless`].
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ChannelError {
     #[error(transparent)]
@@ -22,16 +23,30 @@ pub(crate) enum ChannelError {
     Truncated,
     #[error("a file descriptor came without a message about it")]
     StrayDescriptor,
-    #[error("an export came without its file descriptor")]
+    #[error("an export came without its file descriptors")]
     NoDescriptor,
+    #[error(
+        "this process has no room for the file descriptors of the memory: raise its limit (ulimit -n, RLIMIT_NOFILE) and try again"
+    )]
+    OutOfDescriptors {
+        /// What it was an answer to.
+        request: Option<u64>,
+    },
+    #[error(
+        "too many file descriptors of this user are on their way between processes: raise the limit of the process that sends them (ulimit -n, RLIMIT_NOFILE) and try again"
+    )]
+    TooManyOnTheirWay,
     #[error("a message that does not belong here")]
     Unexpected,
 }
 
 impl ChannelError {
-    /// Nothing is lost: the answer may still come.
-    pub(crate) fn is_timeout(&self) -> bool {
-        matches!(self, Self::Socket(Errno::TIMEDOUT))
+    /// The answer may still come, or the next message is where it should be.
+    pub(crate) fn is_harmless(&self) -> bool {
+        matches!(
+            self,
+            Self::Socket(Errno::TIMEDOUT) | Self::OutOfDescriptors { .. } | Self::TooManyOnTheirWay
+        )
     }
 }
 
@@ -40,6 +55,7 @@ impl From<Errno> for ChannelError {
         match error {
             // The other side closed with something of ours unread.
             Errno::CONNRESET | Errno::PIPE => Self::Ended,
+            Errno::TOOMANYREFS => Self::TooManyOnTheirWay,
             error => Self::Socket(error),
         }
     }
@@ -49,23 +65,26 @@ impl From<Errno> for ChannelError {
 pub(crate) struct Channel {
     socket: Arc<OwnedFd>,
     decoder: Decoder,
-    /// Came with bytes of a message that is not complete yet.
-    fd: Option<OwnedFd>,
+    /// Came with the first bytes of messages that are not complete yet.
+    fds: VecDeque<OwnedFd>,
+    /// Some of such a message's had no room.
+    lost: bool,
 }
 
 impl Channel {
     pub(crate) fn new(socket: Arc<OwnedFd>) -> Self {
-        Self { socket, decoder: Decoder::new(), fd: None }
+        Self { socket, decoder: Decoder::new(), fds: VecDeque::new(), lost: false }
     }
 
-    /// Sends a message, for an [`Export::File`] with its descriptor.
-    pub(crate) fn send(
+    /// Sends a message with its descriptors, as many as [`Message::descriptors`] says.
+    pub(crate) fn send<'fd>(
         &self,
         message: &Message,
-        fd: Option<BorrowedFd<'_>>,
+        fds: impl IntoIterator<Item = BorrowedFd<'fd>>,
         deadline: Instant,
     ) -> Result<(), ChannelError> {
-        Ok(socket::send(&*self.socket, &exchange::encode(message)?, fd, deadline)?)
+        let fds: Vec<_> = fds.into_iter().collect();
+        Ok(socket::send(&*self.socket, &exchange::encode(message)?, &fds, deadline)?)
     }
 
     /// Waits without end for a message to begin, or for the connection to close.
@@ -76,25 +95,22 @@ impl Channel {
         Ok(())
     }
 
-    /// The next message, for an [`Export::File`] with its descriptor.
+    /// The next message with its descriptors, as many as [`Message::descriptors`] says.
+    ///
+    /// # Errors
+    /// After [`ChannelError::OutOfDescriptors`] the message is gone; the next one can be received.
     pub(crate) fn receive(
         &mut self,
         deadline: Instant,
-    ) -> Result<(Message, Option<OwnedFd>), ChannelError> {
+    ) -> Result<(Message, Vec<OwnedFd>), ChannelError> {
         let mut buffer = [0; 4096];
         loop {
             if let Some(message) = self.decoder.poll()? {
-                if let Message::Export { export: Export::File { .. }, .. } = message {
-                    let fd = self.fd.take().ok_or(ChannelError::NoDescriptor)?;
-                    return Ok((message, Some(fd)));
-                }
-                // With bytes of a next message, it may be that one's.
-                if self.fd.is_some() && self.decoder.is_empty() {
-                    return Err(ChannelError::StrayDescriptor);
-                }
-                return Ok((message, None));
+                let fds = self.take(&message)?;
+                return Ok((message, fds));
             }
-            let (count, fd) = socket::receive_with_fd(&*self.socket, &mut buffer, Some(deadline))?;
+            let Received { count, fds, lost } =
+                socket::receive_with_fds(&*self.socket, &mut buffer, Some(deadline))?;
             if count == 0 {
                 return Err(if self.decoder.is_empty() {
                     ChannelError::Ended
@@ -102,12 +118,33 @@ impl Channel {
                     ChannelError::Truncated
                 });
             }
-            if fd.is_some() && self.fd.is_some() {
+            // Those of the message that ends in these bytes, and of the one that begins in them.
+            if self.fds.len() > MAX_DESCRIPTORS {
                 return Err(ChannelError::StrayDescriptor);
             }
-            self.fd = fd.or(self.fd.take());
+            self.fds.extend(fds);
+            self.lost |= lost;
             self.decoder.push(&buffer[..count]);
         }
+    }
+
+    /// The descriptors of a message that is complete, so they are there.
+    fn take(&mut self, message: &Message) -> Result<Vec<OwnedFd>, ChannelError> {
+        let count = message.descriptors();
+        if count > self.fds.len() {
+            // Those that had room are of this message.
+            self.fds.clear();
+            return Err(match std::mem::take(&mut self.lost) {
+                true => ChannelError::OutOfDescriptors { request: message.request() },
+                false => ChannelError::NoDescriptor,
+            });
+        }
+        let taken = self.fds.drain(..count).collect();
+        // With bytes of a next message, the rest may be that one's.
+        if self.decoder.is_empty() && (!self.fds.is_empty() || self.lost) {
+            return Err(ChannelError::StrayDescriptor);
+        }
+        Ok(taken)
     }
 }
 

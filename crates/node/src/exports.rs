@@ -1,12 +1,12 @@
 //! Exports between engines of one host: who hands them out, and who asks.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvferry_device::{DeviceUuid, Export};
+use kvferry_device::{Chunk, DeviceUuid, Export};
 use kvferry_engine::{AllocationKey, Exports, Identity};
-use kvferry_wire::exchange::{self, Message, VERSION};
+use kvferry_wire::exchange::{self, MAX_DESCRIPTORS, Message, VERSION};
 use kvferry_wire::segment::Extension;
 use kvferry_wire::{Id, Uuid};
 
@@ -104,25 +104,58 @@ impl Connection {
         let AllocationKey { device, id } = allocation;
         let fetch = Message::Fetch { request: state.request, device: Uuid(device.0), id };
         state.channel.send(&fetch, None, deadline)?;
+        let (answer, fds) = state.answer(deadline)?;
+        let Message::Export { export, .. } = answer else {
+            return Err(ChannelError::Unexpected.into());
+        };
+        match export {
+            exchange::Export::Chunks { length: len, count } => {
+                Ok(Export::Chunks { chunks: state.chunks(count, deadline)?, len })
+            }
+            export => unpack(export, fds),
+        }
+    }
+}
+
+impl State {
+    /// The next message about the last request.
+    fn answer(&mut self, deadline: Instant) -> Result<(Message, Vec<OwnedFd>), Refusal> {
         loop {
-            match state.channel.receive(deadline)? {
-                // The answer to a request that was given up.
-                (
-                    Message::Export { request, .. }
-                    | Message::Refused { request: Some(request), .. },
-                    _,
-                ) if request < state.request => {}
-                (Message::Export { request, export }, fd) if request == state.request => {
-                    return unpack(export, fd);
-                }
-                (Message::Refused { request, reason }, _)
-                    if request.is_none_or(|request| request == state.request) =>
+            // Of a request that was given up.
+            let is_late = |request: Option<u64>| request.is_some_and(|late| late < self.request);
+            match self.channel.receive(deadline) {
+                Ok((message, _)) if is_late(message.request()) => {}
+                Err(ChannelError::OutOfDescriptors { request }) if is_late(request) => {}
+                Ok((Message::Refused { request, reason }, _))
+                    if request.is_none_or(|request| request == self.request) =>
                 {
                     return Err(Refusal::Peer(reason));
                 }
-                _ => return Err(ChannelError::Unexpected.into()),
+                Ok((message @ (Message::Export { .. } | Message::Chunks { .. }), fds))
+                    if message.request() == Some(self.request) =>
+                {
+                    return Ok((message, fds));
+                }
+                Ok(_) => return Err(ChannelError::Unexpected.into()),
+                Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// All chunks of an export, which may be more than one message holds.
+    fn chunks(&mut self, count: u64, deadline: Instant) -> Result<Vec<Chunk>, Refusal> {
+        let mut chunks: Vec<Chunk> = Vec::new();
+        while (chunks.len() as u64) < count {
+            let (message, fds) = self.answer(deadline)?;
+            let Message::Chunks { lengths, .. } = message else {
+                return Err(ChannelError::Unexpected.into());
+            };
+            if lengths.len() as u64 > count - chunks.len() as u64 {
+                return Err(ChannelError::Unexpected.into());
+            }
+            chunks.extend(fds.into_iter().zip(lengths).map(|(fd, len)| Chunk { fd, len }));
+        }
+        Ok(chunks)
     }
 }
 
@@ -134,7 +167,7 @@ impl Exports for Connection {
         let fetched = self.fetch_by(allocation, Instant::now() + FETCH_PATIENCE);
         tracing::debug!(peer = self.peer, id = allocation.id, device = %allocation.device, ok = fetched.is_ok(), "fetched an export");
         fetched.map_err(|refusal| {
-            if matches!(&refusal, Refusal::Channel(error) if !error.is_timeout()) {
+            if matches!(&refusal, Refusal::Channel(error) if !error.is_harmless()) {
                 // Where the next answer would begin is unknown. The monitor sees this and declares
                 // the peer lost.
                 socket::shut_down(&*self.socket);
@@ -186,32 +219,77 @@ fn answer(local: &Local, socket: &Arc<OwnedFd>, channel: &mut Channel) -> Result
         let Message::Fetch { request, device, id } = fetch else {
             return Err(ChannelError::Unexpected.into());
         };
-        let (message, fd) =
-            export(local, request, AllocationKey { device: DeviceUuid(device.0), id });
-        channel.send(&message, fd.as_ref().map(AsFd::as_fd), Instant::now() + PATIENCE)?;
+        let key = AllocationKey { device: DeviceUuid(device.0), id };
+        hand_out(local, request, key, channel, Instant::now() + PATIENCE)?;
     }
 }
 
-fn export(local: &Local, request: u64, key: AllocationKey) -> (Message, Option<OwnedFd>) {
-    let (export, fd) = match local.engine.export(key) {
-        Ok(Export::File { fd, len: length }) => (exchange::Export::File { length }, Some(fd)),
-        Ok(Export::Handle { bytes, len: length }) => {
-            (exchange::Export::Handle { length, bytes }, None)
-        }
-        Err(error) => {
-            tracing::debug!(node = local.name, id = key.id, %error, "refused an export");
-            return (Message::Refused { request: Some(request), reason: error.to_string() }, None);
-        }
+/// Answers one fetch. The descriptors made for it are closed at its end.
+fn hand_out(
+    local: &Local,
+    request: u64,
+    key: AllocationKey,
+    channel: &mut Channel,
+    deadline: Instant,
+) -> Result<(), Refusal> {
+    let sent = match local.engine.export(key) {
+        Ok(export) => send(request, &export, channel, deadline),
+        Err(error) => Err(Refusal::Peer(error.to_string())),
     };
-    tracing::debug!(node = local.name, id = key.id, device = %key.device, "handed out an export");
-    (Message::Export { request, export }, fd)
+    match sent {
+        Ok(()) => {
+            tracing::debug!(node = local.name, id = key.id, device = %key.device, "handed out an export");
+            Ok(())
+        }
+        // A timeout may have come within a message.
+        Err(refusal @ (Refusal::Peer(_) | Refusal::Channel(ChannelError::TooManyOnTheirWay))) => {
+            tracing::debug!(node = local.name, id = key.id, %refusal, "refused an export");
+            let refused = Message::Refused { request: Some(request), reason: refusal.to_string() };
+            Ok(channel.send(&refused, None, deadline)?)
+        }
+        Err(error) => Err(error),
+    }
 }
 
-fn unpack(export: exchange::Export, fd: Option<OwnedFd>) -> Result<Export, Refusal> {
-    match (export, fd) {
+fn send(
+    request: u64,
+    export: &Export,
+    channel: &mut Channel,
+    deadline: Instant,
+) -> Result<(), Refusal> {
+    let (length, fd): (u64, Option<BorrowedFd<'_>>) = match export {
+        Export::File { fd, len } | Export::Pool { fd, len, .. } => (*len, Some(fd.as_fd())),
+        Export::Handle { len, .. } | Export::Chunks { len, .. } => (*len, None),
+    };
+    let described = match export {
+        Export::File { .. } => exchange::Export::File { length },
+        Export::Handle { bytes, .. } => exchange::Export::Handle { length, bytes: bytes.clone() },
+        Export::Pool { bytes, .. } => exchange::Export::Pool { length, bytes: bytes.clone() },
+        Export::Chunks { chunks, .. } => {
+            exchange::Export::Chunks { length, count: chunks.len() as u64 }
+        }
+    };
+    channel.send(&Message::Export { request, export: described }, fd, deadline)?;
+    let Export::Chunks { chunks, .. } = export else { return Ok(()) };
+    for part in chunks.chunks(MAX_DESCRIPTORS) {
+        let lengths = part.iter().map(|chunk| chunk.len).collect();
+        let fds = part.iter().map(|chunk| chunk.fd.as_fd());
+        channel.send(&Message::Chunks { request, lengths }, fds, deadline)?;
+    }
+    Ok(())
+}
+
+fn unpack(export: exchange::Export, fds: Vec<OwnedFd>) -> Result<Export, Refusal> {
+    match (export, fds.into_iter().next()) {
         (exchange::Export::File { length: len }, Some(fd)) => Ok(Export::File { fd, len }),
-        (exchange::Export::File { .. }, None) => Err(ChannelError::NoDescriptor.into()),
-        (exchange::Export::Handle { length: len, bytes }, _) => Ok(Export::Handle { bytes, len }),
+        (exchange::Export::Pool { length: len, bytes }, Some(fd)) => {
+            Ok(Export::Pool { fd, bytes, len })
+        }
+        (exchange::Export::Handle { length: len, bytes }, None) => {
+            Ok(Export::Handle { bytes, len })
+        }
+        // The channel gives each message what it says.
+        _ => Err(ChannelError::NoDescriptor.into()),
     }
 }
 
@@ -251,7 +329,7 @@ mod tests {
         let (connection, peer) = connected();
         let late =
             connection.fetch_by(KEY, Instant::now() + Duration::from_millis(10)).unwrap_err();
-        assert!(matches!(&late, Refusal::Channel(error) if error.is_timeout()), "{late}");
+        assert!(matches!(&late, Refusal::Channel(error) if error.is_harmless()), "{late}");
         let fd = File::open("/dev/null").unwrap();
         peer.send(&file(1, 111), Some(fd.as_fd()), soon()).unwrap();
         peer.send(&file(2, 222), Some(fd.as_fd()), soon()).unwrap();
@@ -272,22 +350,103 @@ mod tests {
         );
     }
 
+    fn chunks(request: u64, lengths: &[u64]) -> Message {
+        Message::Chunks { request, lengths: lengths.to_vec() }
+    }
+
+    fn announced(request: u64, length: u64, count: u64) -> Message {
+        let export = exchange::Export::Chunks { length, count };
+        Message::Export { request, export }
+    }
+
+    #[test]
+    fn chunks_come_in_as_many_messages_as_they_take_each_with_its_own_descriptor() {
+        let memory = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let all: Vec<OwnedFd> = (0..200).map(|_| memory.try_clone().unwrap()).collect();
+        let lengths: Vec<u64> = (1..=200).map(|index| index * 4096).collect();
+        let total = lengths.iter().sum();
+        let made = all.into_iter().zip(&lengths).map(|(fd, &len)| Chunk { fd, len });
+        let export = Export::Chunks { chunks: made.collect(), len: total };
+        let (connection, mut peer) = connected();
+        send(1, &export, &mut peer, soon()).unwrap();
+        let Export::Chunks { chunks, len } = connection.fetch_by(KEY, soon()).unwrap() else {
+            panic!("chunks were sent")
+        };
+        let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
+        assert_eq!(len, total);
+        assert_eq!(chunks.iter().map(|chunk| chunk.len).collect::<Vec<_>>(), lengths);
+        assert!(chunks.iter().all(|chunk| inode(&chunk.fd) == inode(&memory)));
+    }
+
+    #[test]
+    fn chunks_of_a_request_that_was_given_up_are_skipped() {
+        let (connection, peer) = connected();
+        connection.fetch_by(KEY, Instant::now() + Duration::from_millis(10)).unwrap_err();
+        let fd = File::open("/dev/null").unwrap();
+        peer.send(&announced(1, 2, 2), None, soon()).unwrap();
+        peer.send(&chunks(1, &[1]), [fd.as_fd()], soon()).unwrap();
+        peer.send(&chunks(1, &[1]), [fd.as_fd()], soon()).unwrap();
+        peer.send(&announced(2, 30, 1), None, soon()).unwrap();
+        peer.send(&chunks(2, &[30]), [fd.as_fd()], soon()).unwrap();
+        let Export::Chunks { chunks, len: 30 } = connection.fetch_by(KEY, soon()).unwrap() else {
+            panic!("chunks were sent")
+        };
+        assert_eq!(chunks.len(), 1);
+    }
+
+    #[test]
+    fn an_exporter_that_cannot_send_all_chunks_says_so_and_the_next_fetch_goes_on() {
+        let (connection, peer) = connected();
+        let fd = File::open("/dev/null").unwrap();
+        peer.send(&announced(1, 2, 2), None, soon()).unwrap();
+        peer.send(&chunks(1, &[1]), [fd.as_fd()], soon()).unwrap();
+        let refused = Message::Refused { request: Some(1), reason: "no descriptors".into() };
+        peer.send(&refused, None, soon()).unwrap();
+        let error = connection.fetch(KEY).unwrap_err().to_string();
+        assert!(error.contains("no descriptors"), "{error}");
+        peer.send(&file(2, 7), [fd.as_fd()], soon()).unwrap();
+        assert_eq!(connection.fetch_by(KEY, soon()).unwrap().len(), 7);
+    }
+
     #[test]
     fn an_answer_that_breaks_the_rules_ends_the_connection() {
-        let fd = File::open("/dev/null").unwrap();
+        let file_of_null = File::open("/dev/null").unwrap();
+        let null = || file_of_null.as_fd();
         let hello = Message::Hello { version: VERSION, incarnation: Id([0; 16]) };
         let refused = Message::Refused { request: Some(1), reason: String::new() };
-        for (answer, fd) in [
-            (file(1, 64), None),
-            (file(9, 64), Some(fd.as_fd())),
-            (refused, Some(fd.as_fd())),
-            (hello, None),
+        let handle =
+            Message::Export { request: 1, export: exchange::Export::Handle { length: 1, bytes: vec![] } };
+        let pool =
+            Message::Export { request: 1, export: exchange::Export::Pool { length: 1, bytes: vec![] } };
+        let one = |message, fds| vec![(message, fds)];
+        for answers in [
+            one(file(1, 64), vec![]),
+            one(file(1, 64), vec![null(), null()]),
+            one(file(9, 64), vec![null()]),
+            one(refused, vec![null()]),
+            one(handle, vec![null()]),
+            one(pool, vec![]),
+            one(hello.clone(), vec![]),
+            one(chunks(9, &[1]), vec![null()]),
+            // Chunks that were not announced are no answer.
+            one(chunks(1, &[1]), vec![null()]),
+            one(announced(1, 1, 1), vec![null()]),
+            // Fewer descriptors than said, more than said.
+            vec![(announced(1, 2, 2), vec![]), (chunks(1, &[1, 1]), vec![null()])],
+            vec![(announced(1, 2, 2), vec![]), (chunks(1, &[1]), vec![null(), null()])],
+            // More chunks than announced.
+            vec![(announced(1, 2, 1), vec![]), (chunks(1, &[1, 1]), vec![null(), null()])],
+            // Something else in their place.
+            vec![(announced(1, 2, 2), vec![]), (file(1, 2), vec![null()])],
+            vec![(announced(1, 2, 2), vec![]), (hello, vec![])],
         ] {
             let (connection, mut peer) = connected();
-            peer.send(&answer, fd, soon()).unwrap();
+            for (answer, fds) in &answers {
+                peer.send(answer, fds.iter().copied(), soon()).unwrap();
+            }
             connection.fetch(KEY).expect_err("refused");
             peer.receive(soon()).expect("the fetch");
-            assert!(matches!(peer.receive(soon()), Err(ChannelError::Ended)), "{answer:?}");
+            assert!(matches!(peer.receive(soon()), Err(ChannelError::Ended)), "{answers:?}");
         }
     }
 }

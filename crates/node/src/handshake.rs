@@ -42,7 +42,7 @@ pub(crate) fn fetch(address: &Address) -> Result<Descriptor, NodeError> {
     let socket =
         socket::connect_tcp(address, deadline).map_err(|error| failed("connecting")(&error))?;
     let request = encode(Kind::Metadata, handshake::METADATA_REQUEST);
-    socket::send(&socket, &request, None, deadline).map_err(|error| failed("asking")(&error))?;
+    socket::send(&socket, &request, &[], deadline).map_err(|error| failed("asking")(&error))?;
     let mut decoder = Decoder::new(REPLY_LIMIT);
     let reply = read(&socket, &mut decoder, deadline)
         .map_err(|reason| failed("reading its answer")(&reason))?;
@@ -72,7 +72,7 @@ fn answer(local: &Local, socket: &OwnedFd) -> Result<Option<Kind>, String> {
         Kind::Connection | Kind::Untyped => encode(kind, handshake::CONNECTION_REPLY),
     };
     let deadline = Instant::now() + PATIENCE;
-    socket::send(socket, &reply, None, deadline)
+    socket::send(socket, &reply, &[], deadline)
         .map_err(|error| format!("sending the answer: {error}"))?;
     // Closing with unread bytes would reset the connection and could take the answer back, so the
     // client closes first.

@@ -199,7 +199,7 @@ mod tests {
             while socket::wait_readable(socket, None).is_ok()
                 && socket::receive(socket, &mut byte, Instant::now() + socket::PATIENCE) == Ok(1)
             {
-                let _ = socket::send(socket, &byte, None, Instant::now() + socket::PATIENCE);
+                let _ = socket::send(socket, &byte, &[], Instant::now() + socket::PATIENCE);
             }
         });
         let options = ServiceOptions { name: "echo", limit, when_full };

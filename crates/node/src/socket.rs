@@ -14,6 +14,8 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
+use kvferry_wire::exchange::MAX_DESCRIPTORS;
+
 use crate::address::Address;
 use crate::error::NodeError;
 
@@ -76,15 +78,28 @@ pub(crate) fn receive(socket: impl AsFd, buffer: &mut [u8], deadline: Instant) -
     })
 }
 
-/// [`receive`] from a Unix socket, with the descriptor that came along. More than one is an error,
-/// and so is one that this process had no room for.
-pub(crate) fn receive_with_fd(
+/// What [`receive_with_fds`] got.
+#[derive(Debug)]
+pub(crate) struct Received {
+    /// Bytes; 0 at the end of the stream.
+    pub(crate) count: usize,
+    /// The descriptors that came with the last of the bytes.
+    pub(crate) fds: Vec<OwnedFd>,
+    /// More came, and this process had no room for them: they are closed.
+    pub(crate) lost: bool,
+}
+
+/// [`receive`] from a Unix socket, with the descriptors that came along. More than
+/// [`MAX_DESCRIPTORS`] of them are an error.
+pub(crate) fn receive_with_fds(
     socket: impl AsFd,
     buffer: &mut [u8],
     deadline: Option<Instant>,
-) -> Result<(usize, Option<OwnedFd>)> {
+) -> Result<Received> {
     retry(&socket, PollFlags::IN, deadline, || {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        // One more than there may be, so that too many are told from too little room.
+        let mut space =
+            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS + 1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let received =
@@ -93,33 +108,35 @@ pub(crate) fn receive_with_fd(
             RecvAncillaryMessage::ScmRights(fds) => Some(fds),
             _ => None,
         });
-        let mut fds: Vec<OwnedFd> = rights.flatten().collect();
-        if received.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(Errno::MFILE);
+        let fds: Vec<OwnedFd> = rights.flatten().collect();
+        if fds.len() > MAX_DESCRIPTORS {
+            return Err(Errno::PROTO);
         }
-        let fd = fds.pop();
-        if fds.is_empty() { Ok((received.bytes, fd)) } else { Err(Errno::PROTO) }
+        let lost = received.flags.contains(ReturnFlags::CTRUNC);
+        Ok(Received { count: received.bytes, fds, lost })
     })
 }
 
-/// Sends all of `bytes`; the descriptor, if any, goes with the first of them.
+/// Sends all of `bytes`; the descriptors, [`MAX_DESCRIPTORS`] at most, go with the first of them.
+///
+/// # Errors
+/// `TOOMANYREFS` if too many descriptors of this user are on their way; then nothing was sent.
 pub(crate) fn send(
     socket: impl AsFd,
     bytes: &[u8],
-    fd: Option<BorrowedFd<'_>>,
+    fds: &[BorrowedFd<'_>],
     deadline: Instant,
 ) -> Result<()> {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     let mut sent = 0;
     while sent < bytes.len() {
         let left = [IoSlice::new(&bytes[sent..])];
-        let fds = fd.filter(|_| sent == 0).map(|fd| [fd]);
+        let fds = if sent == 0 { fds } else { &[] };
         sent += retry(&socket, PollFlags::OUT, Some(deadline), || {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut space =
+                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
             let mut ancillary = SendAncillaryBuffer::new(&mut space);
-            if let Some(fds) = &fds
-                && !ancillary.push(SendAncillaryMessage::ScmRights(fds))
-            {
+            if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
                 return Err(Errno::NOBUFS);
             }
             rustix::net::sendmsg(&socket, &left, &mut ancillary, flags)
@@ -236,16 +253,36 @@ mod tests {
         let memory = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let mut file = std::fs::File::from(memory);
         file.write_all(b"page").unwrap();
-        send(&here, b"frame", Some(file.as_fd()), soon()).unwrap();
+        send(&here, b"frame", &[file.as_fd()], soon()).unwrap();
         let mut buffer = [0; 16];
-        let (count, fd) = receive_with_fd(&there, &mut buffer, Some(soon())).unwrap();
-        assert_eq!(&buffer[..count], b"frame");
-        let mut received = std::fs::File::from(fd.expect("a descriptor"));
+        let Received { count, mut fds, lost } =
+            receive_with_fds(&there, &mut buffer, Some(soon())).unwrap();
+        assert_eq!((&buffer[..count], lost), (&b"frame"[..], false));
+        let mut received = std::fs::File::from(fds.pop().expect("a descriptor"));
+        assert!(fds.is_empty());
         assert!(rustix::io::fcntl_getfd(&received).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         received.rewind().unwrap();
         let mut text = String::new();
         received.read_to_string(&mut text).unwrap();
         assert_eq!(text, "page");
+    }
+
+    #[test]
+    fn as_many_descriptors_as_a_frame_may_have_arrive_in_order_and_more_are_refused() {
+        let (here, there) = pair();
+        let memories: Vec<_> = (0..MAX_DESCRIPTORS + 1)
+            .map(|_| rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap())
+            .collect();
+        let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
+        let fds: Vec<_> = memories.iter().map(AsFd::as_fd).collect();
+        send(&here, b"x", &fds[..MAX_DESCRIPTORS], soon()).unwrap();
+        let received = receive_with_fds(&there, &mut [0; 4], Some(soon())).unwrap();
+        let inodes = |fds: &[OwnedFd]| fds.iter().map(inode).collect::<Vec<_>>();
+        assert_eq!(inodes(&received.fds), inodes(&memories[..MAX_DESCRIPTORS]));
+        // The space has room for one more than it is made for.
+        send(&here, b"x", &fds, soon()).unwrap();
+        let refused = receive_with_fds(&there, &mut [0; 4], Some(soon())).map(|_| ());
+        assert_eq!(refused, Err(Errno::PROTO));
     }
 
     #[test]
@@ -260,14 +297,14 @@ mod tests {
     fn a_peer_that_does_not_read_costs_no_more_than_the_deadline() {
         let (here, _there) = pair();
         let deadline = Instant::now() + Duration::from_millis(20);
-        assert_eq!(send(&here, &vec![0; 64 << 20], None, deadline), Err(Errno::TIMEDOUT));
+        assert_eq!(send(&here, &vec![0; 64 << 20], &[], deadline), Err(Errno::TIMEDOUT));
     }
 
     #[test]
     fn sending_to_a_closed_peer_is_an_error_and_no_signal() {
         let (here, there) = pair();
         drop(there);
-        assert_eq!(send(&here, b"x", None, soon()), Err(Errno::PIPE));
+        assert_eq!(send(&here, b"x", &[], soon()), Err(Errno::PIPE));
     }
 
     #[test]

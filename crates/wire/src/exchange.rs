@@ -3,9 +3,10 @@
 //!
 //! The client says [`Message::Hello`] with the incarnation that it expects; the server answers with
 //! its own, or refuses. Then every [`Message::Fetch`] gets one [`Message::Export`] or
-//! [`Message::Refused`] with the same request number. The descriptor of a [`Export::File`] comes as
-//! ancillary data (SCM_RIGHTS) of that frame's bytes. The open connection also says that both are
-//! alive.
+//! [`Message::Refused`] with the same request number. An [`Export::Chunks`] is followed by as many
+//! [`Message::Chunks`] as it takes, or by a [`Message::Refused`] that ends it. Descriptors, as many
+//! as [`Message::descriptors`] says, come as ancillary data (SCM_RIGHTS) of the first bytes of that
+//! frame. The open connection also says that both are alive.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +17,10 @@ use crate::hex::{self, Id, Uuid};
 pub const LIMIT: u64 = 64 << 10;
 
 /// What [`Message::Hello`] carries; another one is refused.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
+
+/// Most descriptors of one frame. The kernel passes 253 at most.
+pub const MAX_DESCRIPTORS: usize = 64;
 
 /// One message of either side.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,7 +49,14 @@ pub enum Message {
         /// How to map the allocation.
         export: Export,
     },
-    /// Refuses a fetch, or the whole connection.
+    /// The next chunks of an [`Export::Chunks`].
+    Chunks {
+        /// Number of the fetch.
+        request: u64,
+        /// Bytes of each, in order of address; 1 to [`MAX_DESCRIPTORS`] of them.
+        lengths: Vec<u64>,
+    },
+    /// Refuses a fetch, also one of which some chunks were sent, or the whole connection.
     Refused {
         /// Number of the fetch; none if the connection is refused and closes.
         request: Option<u64>,
@@ -71,6 +82,43 @@ pub enum Export {
         #[serde(with = "hex::bytes")]
         bytes: Vec<u8>,
     },
+    /// Chunks of memory that lie side by side. They come after this.
+    Chunks {
+        /// Bytes of all of them.
+        length: u64,
+        /// How many there are.
+        count: u64,
+    },
+    /// An allocation of a memory pool, whose file descriptor comes with this frame.
+    Pool {
+        /// Bytes of the allocation.
+        length: u64,
+        /// The vendor's bytes, which find the allocation in the pool.
+        #[serde(with = "hex::bytes")]
+        bytes: Vec<u8>,
+    },
+}
+
+impl Message {
+    /// How many file descriptors come with it.
+    pub fn descriptors(&self) -> usize {
+        match self {
+            Self::Export { export: Export::File { .. } | Export::Pool { .. }, .. } => 1,
+            Self::Chunks { lengths, .. } => lengths.len(),
+            _ => 0,
+        }
+    }
+
+    /// The number of the fetch that it makes or answers.
+    pub fn request(&self) -> Option<u64> {
+        match self {
+            Self::Hello { .. } => None,
+            Self::Fetch { request, .. }
+            | Self::Export { request, .. }
+            | Self::Chunks { request, .. } => Some(*request),
+            Self::Refused { request, .. } => *request,
+        }
+    }
 }
 
 /// Why an exchange cannot go on. The connection is to be closed.
@@ -79,6 +127,12 @@ pub enum ExchangeError {
     /// The frame's length is impossible.
     #[error(transparent)]
     Frame(#[from] FrameError),
+    /// No frame has so many descriptors, or so few.
+    #[error("a message about {count} chunks, 1 to {MAX_DESCRIPTORS} are allowed")]
+    Chunks {
+        /// How many it lists.
+        count: usize,
+    },
     /// The frame holds no message.
     #[error("a message that cannot be read: {reason}")]
     Malformed {
@@ -94,12 +148,22 @@ pub enum ExchangeError {
 pub fn encode(message: &Message) -> Result<Vec<u8>, ExchangeError> {
     let malformed =
         |error: serde_json::Error| ExchangeError::Malformed { reason: error.to_string() };
+    check(message)?;
     let json = serde_json::to_vec(message).map_err(malformed)?;
     let length = json.len() as u64;
     if length > LIMIT {
         return Err(FrameError::TooLong { length, limit: LIMIT }.into());
     }
     Ok(frame(&[&json]))
+}
+
+fn check(message: &Message) -> Result<(), ExchangeError> {
+    match message {
+        Message::Chunks { lengths, .. } if !(1..=MAX_DESCRIPTORS).contains(&lengths.len()) => {
+            Err(ExchangeError::Chunks { count: lengths.len() })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Finds messages in bytes that arrive in any portions; [`poll`](Self::poll) after each
@@ -128,7 +192,9 @@ impl Decoder {
         let Some(json) = self.frames.poll()? else { return Ok(None) };
         let malformed =
             |error: serde_json::Error| ExchangeError::Malformed { reason: error.to_string() };
-        serde_json::from_slice(&json).map(Some).map_err(malformed)
+        let message = serde_json::from_slice(&json).map_err(malformed)?;
+        check(&message)?;
+        Ok(Some(message))
     }
 
     /// Whether no message has begun.
@@ -155,6 +221,9 @@ mod tests {
             Message::Fetch { request: 1, device: Uuid([0x22; 16]), id: u64::MAX },
             Message::Export { request: 1, export: Export::File { length: 4096 } },
             Message::Export { request: 2, export },
+            Message::Export { request: 4, export: Export::Chunks { length: 12_288, count: 2 } },
+            Message::Chunks { request: 4, lengths: vec![4096, 8192] },
+            Message::Export { request: 5, export: Export::Pool { length: 512, bytes: vec![1, 2] } },
             Message::Refused { request: Some(3), reason: "gone".into() },
             Message::Refused { request: None, reason: "a restarted engine".into() },
         ]
@@ -172,11 +241,14 @@ mod tests {
                 r#"{"fetch":{"request":1,"device":"22222222-2222-2222-2222-222222222222","id":18446744073709551615}}"#,
                 r#"{"export":{"request":1,"export":{"kind":"file","length":4096}}}"#,
                 r#"{"export":{"request":2,"export":{"kind":"handle","length":4096,"bytes":"00abff"}}}"#,
+                r#"{"export":{"request":4,"export":{"kind":"chunks","length":12288,"count":2}}}"#,
+                r#"{"chunks":{"request":4,"lengths":[4096,8192]}}"#,
+                r#"{"export":{"request":5,"export":{"kind":"pool","length":512,"bytes":"0102"}}}"#,
                 r#"{"refused":{"request":3,"reason":"gone"}}"#,
                 r#"{"refused":{"request":null,"reason":"a restarted engine"}}"#,
             ]
         );
-        assert_eq!(encode(&messages()[4]).unwrap()[..8], 41u64.to_le_bytes());
+        assert_eq!(encode(&messages()[7]).unwrap()[..8], 41u64.to_le_bytes());
     }
 
     #[test]
@@ -200,6 +272,27 @@ mod tests {
     }
 
     #[test]
+    fn a_message_brings_as_many_descriptors_as_it_says() {
+        let counts: Vec<_> = messages().iter().map(Message::descriptors).collect();
+        assert_eq!(counts, [0, 0, 1, 0, 0, 2, 1, 0, 0]);
+    }
+
+    #[test]
+    fn a_message_about_no_chunks_or_too_many_is_neither_sent_nor_taken() {
+        for count in [0, MAX_DESCRIPTORS + 1, 4000] {
+            let message = Message::Chunks { request: 1, lengths: vec![1; count] };
+            assert_eq!(encode(&message), Err(ExchangeError::Chunks { count }));
+            let mut decoder = Decoder::new();
+            decoder.push(&frame(&[&serde_json::to_vec(&message).unwrap()]));
+            assert_eq!(decoder.poll(), Err(ExchangeError::Chunks { count }));
+        }
+        let most = Message::Chunks { request: 1, lengths: vec![u64::MAX; MAX_DESCRIPTORS] };
+        let mut decoder = Decoder::new();
+        decoder.push(&encode(&most).unwrap());
+        assert_eq!(decoder.poll(), Ok(Some(most)));
+    }
+
+    #[test]
     fn frames_without_a_message_are_malformed() {
         for json in [
             "",
@@ -210,6 +303,8 @@ mod tests {
             r#"{"hello":{"version":1,"incarnation":"zz"}}"#,
             r#"{"fetch":{"request":-1,"device":"22222222-2222-2222-2222-222222222222","id":0}}"#,
             r#"{"export":{"request":1,"export":{"kind":"handle","length":1,"bytes":"0"}}}"#,
+            r#"{"export":{"request":1,"export":{"kind":"chunks","length":1,"count":-1}}}"#,
+            r#"{"chunks":{"request":1,"lengths":[1,18446744073709551616]}}"#,
             r#"{"farewell":{}}"#,
             &"[".repeat(10_000),
         ] {
