@@ -17,7 +17,7 @@ use crate::hex::{self, Id, Uuid};
 pub const LIMIT: u64 = 64 << 10;
 
 /// What [`Message::Hello`] carries; another one is refused.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 1;
 
 /// Most descriptors of one frame. The kernel passes 253 at most.
 pub const MAX_DESCRIPTORS: usize = 64;
