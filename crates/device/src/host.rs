@@ -40,7 +40,7 @@ fn info() -> DeviceInfo {
         vendor: Vendor::Host,
         ordinal: 0,
         name: "host memory".into(),
-        uuid: uuid(),
+        uuid: host_uuid(),
         pci_bus_id: None,
         architecture: String::new(),
         memory_bytes: u64::from(memory.mem_unit) * memory.totalram as u64,
@@ -51,7 +51,7 @@ fn info() -> DeviceInfo {
 
 /// The identity of host memory: one in all processes of this boot, and another one on every other
 /// host. A GPU that can use page-locked memory reaches the device with this identity.
-pub(crate) fn uuid() -> DeviceUuid {
+pub fn host_uuid() -> DeviceUuid {
     static HOST: OnceLock<DeviceUuid> = OnceLock::new();
     *HOST.get_or_init(|| {
         let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();

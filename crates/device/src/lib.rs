@@ -30,5 +30,5 @@ pub use device::{
     Allocation, Capabilities, Chunk, Device, DeviceInfo, DeviceUuid, Export, Mapping, Memory, Vendor,
 };
 pub use error::{Error, Left, Result, SubmitError};
-pub use host::host;
+pub use host::{host, host_uuid};
 pub use queue::{CopyDescriptor, CopySource, Queue, QueueOptions, Seq, SliceSource};

@@ -269,7 +269,7 @@ impl Driver for CudaDriver {
 
     fn reaches(&self, other: &DeviceUuid) -> bool {
         *other == self.info.uuid
-            || (self.reaches_host && *other == crate::host::uuid())
+            || (self.reaches_host && *other == crate::host::host_uuid())
             || (self.peers.contains(other) && self.context.may_reach(other))
     }
 

@@ -121,6 +121,7 @@ impl SimDriver {
     }
 
     pub(super) fn export_handle(&self, allocation: &Allocation) -> Result<Export> {
+        self.call("export")?;
         let stat = self.memory.with_fd(allocation.base, |fd| (fd.as_raw_fd(), fstat(fd)));
         let (number, stat) = stat.ok_or_else(|| self.unknown(allocation.base))?;
         let inode = stat.map_err(|error| system_error(&self.info, "fstat", 0, error))?.st_ino;
@@ -139,6 +140,7 @@ impl SimDriver {
     }
 
     pub(super) fn export_chunks(&self, unit: &Allocation) -> Result<Export> {
+        self.call("export")?;
         let shared = |chunk: Allocation| {
             let fd = self.memory.with_fd(chunk.base, |fd| fcntl_dupfd_cloexec(fd, 0));
             let fd = fd.ok_or_else(|| self.unknown(chunk.base))?;

@@ -4,7 +4,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use kvferry_device::{Capabilities, Device, Left, Queue, QueueOptions, Seq, Vendor};
+use kvferry_device::{
+    Capabilities, Device, Left, Queue, QueueOptions, Seq, Vendor, host_uuid,
+};
 
 use crate::batch::{Holds, Path, Pending};
 use crate::config::{Config, OverlapCheck};
@@ -214,7 +216,7 @@ impl Peer {
         let mut relocations = vec![0; remote.windows().len()];
         let mut mappings = Vec::new();
         for window in scratch.remote_windows() {
-            self.reach(device, remote.allocation(window).device, target)?;
+            self.reach(device, &remote, window, target)?;
             if let RemoteWindows::Mapped(table) = &remote {
                 let allocation = table.allocation(window);
                 let mapping = target.mapping(allocation, device, &self.lanes[device].device)?;
@@ -247,11 +249,16 @@ impl Peer {
     fn reach(
         &self,
         device: usize,
-        remote: kvferry_device::DeviceUuid,
+        windows: &RemoteWindows,
+        window: usize,
         target: &Target,
     ) -> Result<()> {
         let device = &self.lanes[device].device;
-        if device.reaches(&remote) {
+        let remote = windows.allocation(window).device;
+        // Host memory of this process has no mapping here, and a GPU may not touch it without one.
+        let unmapped =
+            windows.is_direct() && remote == host_uuid() && device.info().uuid != remote;
+        if device.reaches(&remote) && !unmapped {
             return Ok(());
         }
         Err(Error::Unreachable {
