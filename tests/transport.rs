@@ -74,6 +74,35 @@ transport_conformance! {
     }
 }
 
+// What host memory has not.
+transport_conformance! {
+    on {
+        simulated_gpu_memory: super::Kind::Sim;
+        #[cfg(feature = "cuda")]
+        cuda_gpu_memory: super::Kind::Cuda;
+    }
+    together {
+        memory_of_several_chunks_arrives_whole_across_their_borders
+        chunks_that_are_replaced_are_never_read_stale
+        memory_that_cannot_be_shared_is_refused_at_registration_with_the_remedy
+        a_gpu_reads_and_writes_host_memory_of_another_process
+        a_peer_without_descriptors_says_so_and_serves_when_it_has_some
+        an_opener_without_descriptors_says_so_and_opens_when_it_has_some
+    }
+    alone {}
+}
+
+// What only a real GPU has.
+#[cfg(feature = "cuda")]
+transport_conformance! {
+    on { cuda_gpu_pools: super::Kind::Cuda; }
+    together {
+        memory_of_a_pool_that_may_be_shared_arrives_whole
+        memory_of_the_default_pool_is_refused_at_registration_with_the_remedy
+    }
+    alone {}
+}
+
 // What only a simulated GPU can be made to do.
 transport_conformance! {
     on { simulated_gpu_faults: super::Kind::Sim; }
@@ -81,6 +110,7 @@ transport_conformance! {
         memory_that_another_library_has_mapped_is_refused_by_name_until_it_lets_go
         a_batch_that_runs_when_its_peer_dies_fails_once_it_is_quiet
         nothing_is_complete_before_its_bytes_are_at_the_peer
+        an_import_that_fails_at_any_chunk_leaves_nothing_and_can_be_tried_again
     }
     alone {}
 }

@@ -2,6 +2,7 @@
 
 mod bytes;
 mod ends;
+mod kinds;
 mod mappings;
 mod refusals;
 
@@ -19,6 +20,7 @@ use crate::peer_process::{
 
 pub(crate) use bytes::*;
 pub(crate) use ends::*;
+pub(crate) use kinds::*;
 pub(crate) use mappings::*;
 pub(crate) use refusals::*;
 
@@ -30,8 +32,12 @@ struct Pair {
 
 impl Pair {
     fn start(kind: Kind) -> Self {
-        let mut here = Side::start(kind, None).expect("a side");
-        let mut there = PeerProcess::start(kind);
+        Self::of(kind, kind)
+    }
+
+    fn of(here: Kind, there: Kind) -> Self {
+        let mut here = Side::start(here, None).expect("a side");
+        let mut there = PeerProcess::start(there);
         here.done(Order::Open { name: there.name.clone() });
         there.done(Order::Open { name: here.node.name().to_owned() });
         Self { here, there }

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +12,8 @@ use kvferry::device::{Device, Export, Memory};
 use kvferry::node::{Node, NodeOptions, Peer};
 use kvferry::{Buffer, Config, Engine, Error, Op, Range, State, Target};
 use kvferry_device::sim::{Live, SimControl, SimOptions, sim};
+use kvferry_device::testing::{ChunkKind, ChunkedMemory};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use super::image::{Image, Layout, pattern};
@@ -65,9 +68,15 @@ pub(crate) enum Order {
     Allocate { len: u64 },
     /// Memory of which only these parts, offset and length, are registered.
     AllocateViews { len: u64, views: Vec<(u64, u64)> },
+    /// Registered memory of a virtual memory API, that many chunks, all shareable but these.
+    AllocateChunks { chunks: usize, private: Option<usize>, hole: Option<usize> },
+    /// Registered memory of a stream-ordered pool.
+    AllocateFromPool { len: u64, shareable: bool },
+    /// From now on no more than that many further descriptors; `None`: as many as at the start.
+    LimitDescriptors { spare: Option<u64> },
     /// Unregister the view at `addr`, and keep its memory.
     Withdraw { addr: u64 },
-    /// Unregister and free what `Allocate` or `AllocateViews` made.
+    /// Unregister and free what one of the above made.
     Free { addr: u64 },
     /// Fill a whole buffer with a seeded pattern.
     Fill { addr: u64, seed: u64 },
@@ -187,7 +196,15 @@ pub(crate) trait Obey {
 #[derive(Debug)]
 enum Held {
     Buffer(Buffer),
-    Views { memory: Memory, views: Vec<u64> },
+    Views {
+        memory: Memory,
+        views: Vec<u64>,
+    },
+    /// One region that is all of memory which no device of ours allocated.
+    Foreign {
+        _memory: Box<dyn std::fmt::Debug + Send + Sync>,
+        region: (u64, u64),
+    },
 }
 
 impl Held {
@@ -195,6 +212,7 @@ impl Held {
         match self {
             Self::Buffer(buffer) => buffer.len(),
             Self::Views { memory, .. } => memory.len(),
+            Self::Foreign { region: (_, len), .. } => *len,
         }
     }
 }
@@ -254,6 +272,27 @@ impl Side {
                 let views = list.into_iter().map(|(addr, _)| addr).collect();
                 Ok(self.hold(memory.addr(), Held::Views { memory, views }))
             }
+            Order::AllocateChunks { chunks, private, hole } => {
+                let kind = |index| match (Some(index) == private, Some(index) == hole) {
+                    (true, _) => ChunkKind::Private,
+                    (_, true) => ChunkKind::Hole,
+                    _ => ChunkKind::Shareable,
+                };
+                let memory = self.chunks(&(0..chunks).map(kind).collect::<Vec<_>>())?;
+                let region = (memory.addr(), memory.len());
+                self.register_foreign(region, memory)
+            }
+            #[cfg(feature = "cuda")]
+            Order::AllocateFromPool { len, shareable } => {
+                let memory = kvferry_device::cuda::testing::allocate_from_pool(0, len, shareable);
+                self.register_foreign((memory.addr(), len), Box::new(memory))
+            }
+            #[cfg(not(feature = "cuda"))]
+            Order::AllocateFromPool { .. } => Err("only a real GPU has pools".into()),
+            Order::LimitDescriptors { spare } => {
+                limit_descriptors(spare)?;
+                Ok(Answer::Done)
+            }
             Order::Withdraw { addr } => {
                 self.engine.unregister(addr)?;
                 for held in self.held.values_mut() {
@@ -293,12 +332,31 @@ impl Side {
             Order::Move(moves) => self.move_all(&moves).map(|()| Answer::Done),
             Order::Export { addr } => match self.device.export(&self.device.allocation(addr)?)? {
                 Export::Handle { bytes, .. } => Ok(Answer::Handle(bytes)),
-                Export::File { .. } => Err("host memory has no handle".into()),
+                _ => Err("this memory has no handle".into()),
             },
             Order::Usage => Ok(Answer::Usage(self.usage_now()?)),
             Order::End { code: Some(code) } => std::process::exit(code),
             Order::End { code: None } => std::process::abort(),
         }
+    }
+
+    fn chunks(&self, kinds: &[ChunkKind]) -> Result<Box<dyn ChunkedMemory>, Failure> {
+        match (&self.control, self.kind) {
+            (Some(control), _) => Ok(Box::new(control.map_chunks(64 << 10, kinds))),
+            #[cfg(feature = "cuda")]
+            (_, Kind::Cuda) => Ok(Box::new(kvferry_device::cuda::testing::map_chunks(0, kinds))),
+            _ => Err("host memory has no chunks".into()),
+        }
+    }
+
+    fn register_foreign(
+        &mut self,
+        region: (u64, u64),
+        memory: Box<dyn std::fmt::Debug + Send + Sync>,
+    ) -> Result<Answer, Failure> {
+        // SAFETY: as for views.
+        unsafe { self.engine.register(region.0, region.1) }?;
+        Ok(self.hold(region.0, Held::Foreign { _memory: memory, region }))
     }
 
     fn hold(&mut self, addr: u64, held: Held) -> Answer {
@@ -361,7 +419,18 @@ impl Drop for Side {
     }
 }
 
+fn limit_descriptors(spare: Option<u64>) -> std::io::Result<()> {
+    static START: std::sync::OnceLock<Rlimit> = std::sync::OnceLock::new();
+    let start = *START.get_or_init(|| getrlimit(Resource::Nofile));
+    let next = std::fs::File::open("/dev/null")?.as_raw_fd() as u64;
+    let current = spare.map(|spare| next + spare).or(start.current);
+    setrlimit(Resource::Nofile, Rlimit { current, ..start }).map_err(Into::into)
+}
+
 fn release(engine: &Engine, held: Held) -> Result<(), Error> {
+    if let Held::Foreign { _memory, region } = held {
+        return engine.unregister(region.0).inspect_err(|_| std::mem::forget(_memory));
+    }
     if let Held::Views { memory, views } = held {
         for view in views {
             if let Err(error) = engine.unregister(view) {

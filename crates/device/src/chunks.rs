@@ -55,10 +55,9 @@ pub(crate) fn check(chunks: &[Chunk], len: u64) -> Result<(), String> {
     let sum = chunks.iter().try_fold(0u64, |sum, chunk| sum.checked_add(chunk.len));
     match sum {
         Some(sum) if sum == len => Ok(()),
-        Some(sum) => Err(format!(
-            "its {} chunks have {sum} bytes, {len} bytes were announced",
-            chunks.len()
-        )),
+        Some(sum) => {
+            Err(format!("its {} chunks have {sum} bytes, {len} bytes were announced", chunks.len()))
+        }
         None => Err("its chunks are longer than any address space".into()),
     }
 }

@@ -27,7 +27,8 @@ pub mod sim;
 pub mod testing;
 
 pub use device::{
-    Allocation, Capabilities, Chunk, Device, DeviceInfo, DeviceUuid, Export, Mapping, Memory, Vendor,
+    Allocation, Capabilities, Chunk, Device, DeviceInfo, DeviceUuid, Export, Mapping, Memory,
+    Vendor,
 };
 pub use error::{Error, Left, Result, SubmitError};
 pub use host::{host, host_uuid};

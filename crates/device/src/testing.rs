@@ -15,7 +15,7 @@ pub enum ChunkKind {
 
 /// Memory as a virtual memory API makes it: chunks of one size, mapped side by side. Freed when
 /// dropped.
-pub trait ChunkedMemory: Debug + Send {
+pub trait ChunkedMemory: Debug + Send + Sync {
     /// First byte.
     fn addr(&self) -> u64;
     /// Bytes of a chunk.

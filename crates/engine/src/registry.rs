@@ -242,11 +242,7 @@ impl Registry {
         }
     }
 
-    pub(crate) fn export(
-        &self,
-        devices: &[Arc<dyn Device>],
-        key: AllocationKey,
-    ) -> Result<Export> {
+    pub(crate) fn export(&self, devices: &[Arc<dyn Device>], key: AllocationKey) -> Result<Export> {
         let (device, allocation) = {
             let state = self.state();
             let unknown = Error::UnknownAllocation { device: key.device.to_string(), id: key.id };

@@ -414,10 +414,14 @@ mod tests {
         let null = || file_of_null.as_fd();
         let hello = Message::Hello { version: VERSION, incarnation: Id([0; 16]) };
         let refused = Message::Refused { request: Some(1), reason: String::new() };
-        let handle =
-            Message::Export { request: 1, export: exchange::Export::Handle { length: 1, bytes: vec![] } };
-        let pool =
-            Message::Export { request: 1, export: exchange::Export::Pool { length: 1, bytes: vec![] } };
+        let handle = Message::Export {
+            request: 1,
+            export: exchange::Export::Handle { length: 1, bytes: vec![] },
+        };
+        let pool = Message::Export {
+            request: 1,
+            export: exchange::Export::Pool { length: 1, bytes: vec![] },
+        };
         let one = |message, fds| vec![(message, fds)];
         for answers in [
             one(file(1, 64), vec![]),

@@ -71,8 +71,7 @@ impl Pinning {
                 // By the application, which then owns the lock.
                 Err(failure)
                     if done == 0
-                        && failure
-                            .is(sys::CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) =>
+                        && failure.is(sys::CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) =>
                 {
                     return Ok(pinning);
                 }
@@ -103,9 +102,8 @@ impl CudaDriver {
     /// Maps and locks memory that a host device of another process exported.
     pub(super) fn open_host(&self, fd: OwnedFd, len: u64) -> Result<(u64, Opened)> {
         let base = map(fd.as_fd(), len).map_err(|error| match error {
-            rustix::io::Errno::INVAL => self.bad_export(format!(
-                "its file is shorter than {len} bytes, or cannot be mapped"
-            )),
+            rustix::io::Errno::INVAL => self
+                .bad_export(format!("its file is shorter than {len} bytes, or cannot be mapped")),
             error => system_error(&self.info, "mmap", len, error),
         })?;
         drop(fd);
@@ -182,10 +180,8 @@ impl CudaDriver {
         let at = |offset: u64| {
             let mut addr = 0;
             // SAFETY: the driver writes one address and refuses memory that is not locked.
-            unsafe {
-                cuda.cuMemHostGetDevicePointer_v2(&mut addr, (host + offset) as *mut _, 0)
-            }
-            .map_err(|failure| self.error(failure))?;
+            unsafe { cuda.cuMemHostGetDevicePointer_v2(&mut addr, (host + offset) as *mut _, 0) }
+                .map_err(|failure| self.error(failure))?;
             Ok(addr)
         };
         let first = at(0)?;

@@ -76,7 +76,8 @@ pub(super) fn reaches_host(cuda: &Cuda, device: sys::CUdevice) -> bool {
     let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED;
     let mut supported = 0;
     // SAFETY: the device comes from cuDeviceGet; the driver writes one number.
-    unsafe { cuda.cuDeviceGetAttribute(&mut supported, attribute, device) }.is_ok() && supported != 0
+    unsafe { cuda.cuDeviceGetAttribute(&mut supported, attribute, device) }.is_ok()
+        && supported != 0
 }
 
 /// Visible devices whose memory `device` can use.

@@ -207,12 +207,14 @@ impl CudaDriver {
         let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let mut addr = 0;
         // SAFETY: the driver checks the handle; it maps at an address of its own choice.
-        unsafe { self.cuda().cuIpcOpenMemHandle_v2(&mut addr, handle, flags) }.map_err(|failure| {
-            if failure.is(sys::CUresult::CUDA_ERROR_ALREADY_MAPPED) {
-                return Error::AlreadyMapped { device: self.info.to_string(), bytes: len };
-            }
-            self.open_error(failure, len)
-        })?;
+        unsafe { self.cuda().cuIpcOpenMemHandle_v2(&mut addr, handle, flags) }.map_err(
+            |failure| {
+                if failure.is(sys::CUresult::CUDA_ERROR_ALREADY_MAPPED) {
+                    return Error::AlreadyMapped { device: self.info.to_string(), bytes: len };
+                }
+                self.open_error(failure, len)
+            },
+        )?;
         if let Err(reason) = self.check_mapping(addr, len) {
             // SAFETY: opened above, closed once.
             let _ = unsafe { self.cuda().cuIpcCloseMemHandle(addr) };

@@ -113,7 +113,8 @@ impl SimDriver {
         if !self.info.capabilities.contains(Capabilities::IPC) {
             return Err(refused("this device has no IPC"));
         }
-        let private = |chunk: &Allocation| self.memory.chunk(chunk.base) == Some(ChunkKind::Private);
+        let private =
+            |chunk: &Allocation| self.memory.chunk(chunk.base) == Some(ChunkKind::Private);
         if self.chunks(unit).any(|chunk| private(&chunk)) {
             return Err(refused(chunks::NOT_SHAREABLE));
         }

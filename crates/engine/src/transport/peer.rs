@@ -4,9 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use kvferry_device::{
-    Capabilities, Device, Left, Queue, QueueOptions, Seq, Vendor, host_uuid,
-};
+use kvferry_device::{Capabilities, Device, Left, Queue, QueueOptions, Seq, Vendor, host_uuid};
 
 use crate::batch::{Holds, Path, Pending};
 use crate::config::{Config, OverlapCheck};
@@ -256,8 +254,7 @@ impl Peer {
         let device = &self.lanes[device].device;
         let remote = windows.allocation(window).device;
         // Host memory of this process has no mapping here, and a GPU may not touch it without one.
-        let unmapped =
-            windows.is_direct() && remote == host_uuid() && device.info().uuid != remote;
+        let unmapped = windows.is_direct() && remote == host_uuid() && device.info().uuid != remote;
         if device.reaches(&remote) && !unmapped {
             return Ok(());
         }
