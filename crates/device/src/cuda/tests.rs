@@ -78,3 +78,128 @@ fn a_thread_without_a_context_has_none_after_every_call() {
     drop((memory, device));
     assert!(current().is_null(), "after drop");
 }
+
+#[cfg(feature = "testing")]
+mod memory {
+    use super::super::testing::{allocate_from_pool, map_chunks};
+    use super::*;
+    use crate::testing::ChunkKind::{Hole, Private, Shareable};
+    use crate::testing::ChunkedMemory;
+
+    #[test]
+    fn the_unit_of_a_range_is_the_run_of_chunks_that_it_touches_up_to_a_hole() {
+        let Some(device) = first_device() else { return };
+        let memory = map_chunks(0, &[Shareable, Shareable, Shareable, Hole, Shareable]);
+        let chunk = memory.chunk_len();
+        let unit = |offset, len| {
+            let unit = device.export_unit(memory.addr() + offset, len).expect("it is mapped");
+            (unit.base - memory.addr(), unit.len / chunk)
+        };
+        assert_eq!(unit(0, 1), (0, 1));
+        assert_eq!(unit(chunk - 1, 2), (0, 2));
+        assert_eq!(unit(chunk + 5, chunk), (chunk, 2));
+        assert_eq!(unit(0, 5 * chunk), (0, 3));
+        assert_eq!(unit(4 * chunk, 2 * chunk), (4 * chunk, 1));
+        let hole = memory.addr() + 3 * chunk;
+        let refused = device.export_unit(hole, 1).expect_err("nothing is there");
+        assert!(matches!(refused, Error::UnknownAddress { .. }), "{refused}");
+    }
+
+    #[test]
+    fn a_units_number_never_comes_again_when_any_of_its_chunks_was_replaced() {
+        let Some(device) = first_device() else { return };
+        let mut memory = map_chunks(0, &[Shareable; 3]);
+        let (addr, len) = (memory.addr(), memory.len());
+        let mut seen = std::collections::HashSet::new();
+        for round in 0..60 {
+            let unit = device.export_unit(addr, len).expect("it is mapped");
+            assert_eq!(device.export_unit(addr + 7, len - 7), Ok(unit), "the same chunks");
+            assert!(seen.insert(unit.id), "round {round}: number {} came again", unit.id);
+            memory.replace(round % 3, Shareable);
+            device.export(&unit).expect_err("a chunk was replaced");
+        }
+    }
+
+    #[test]
+    fn memory_that_cannot_be_shared_is_refused_with_the_remedy() {
+        let Some(device) = first_device() else { return };
+        let refusal = |addr, len| {
+            let unit = device.export_unit(addr, len).expect("it is mapped");
+            let refused = device.prepare_export(&unit).map(|_| ()).expect_err("not shareable");
+            assert!(matches!(refused, Error::NotExportable { .. }), "{refused}");
+            assert!(device.export(&unit).is_err());
+            refused.to_string()
+        };
+        let memory = map_chunks(0, &[Shareable, Private]);
+        let reason = refusal(memory.addr(), memory.len());
+        assert!(reason.contains("expandable_segments:False"), "{reason}");
+        let pooled = allocate_from_pool(0, 1 << 20, false);
+        let reason = refusal(pooled.addr(), 1 << 20);
+        assert!(reason.contains("stream-ordered pool"), "{reason}");
+    }
+
+    #[test]
+    fn chunks_and_shared_pools_are_exported_and_garbage_in_their_place_is_refused() {
+        let Some(device) = first_device() else { return };
+        let memory = map_chunks(0, &[Shareable; 3]);
+        let unit = device.export_unit(memory.addr(), memory.len()).expect("it is mapped");
+        assert!(device.prepare_export(&unit).expect("it may be shared").is_none());
+        let Export::Chunks { mut chunks, len } = device.export(&unit).expect("exports") else {
+            panic!("it has chunks")
+        };
+        assert_eq!((chunks.len(), len), (3, memory.len()));
+        let null = || std::fs::File::open("/dev/null").expect("always there").into();
+        chunks[2].fd = null();
+        let error = Arc::clone(&device)
+            .open(Export::Chunks { chunks, len })
+            .expect_err("the last one is no memory");
+        assert!(matches!(error, Error::BadExport { .. } | Error::Call { .. }), "{error}");
+
+        let pooled = allocate_from_pool(0, 1 << 20, true);
+        let unit = device.export_unit(pooled.addr() + 5, 100).expect("found");
+        assert_eq!((unit.base, unit.len), (pooled.addr(), 1 << 20));
+        assert!(device.prepare_export(&unit).expect("it may be shared").is_none());
+        let export = device.export(&unit).expect("exports");
+        let Export::Pool { bytes, len, .. } = &export else { panic!("it is of a pool") };
+        assert_eq!((bytes.len(), *len), (80, 1 << 20));
+        let mut forged = bytes.clone();
+        forged[0] ^= 1;
+        let error = Arc::clone(&device).open(export).expect_err("our own export");
+        assert!(matches!(error, Error::SameProcess { .. }), "{error}");
+        let forged = Export::Pool { fd: null(), bytes: forged, len: 1 << 20 };
+        let error = Arc::clone(&device).open(forged).expect_err("no pool");
+        assert!(matches!(error, Error::BadExport { .. } | Error::Call { .. }), "{error}");
+    }
+
+    #[test]
+    fn host_memory_is_used_in_place_and_let_go_with_its_last_user() {
+        let Some(device) = first_device() else { return };
+        let host = crate::host().expect("always there");
+        assert!(device.reaches(&host.info().uuid));
+        let memory = Arc::clone(&host).allocate(100_003).expect("memory");
+        let whole = host.export_unit(memory.addr(), memory.len()).expect("found");
+        let text = b"kept in place";
+        for _ in 0..3 {
+            let first = Arc::clone(&device).map_host(memory.addr(), memory.len()).expect("maps");
+            let second = Arc::clone(&device).map_host(memory.addr() + 5000, 600).expect("shares");
+            assert_eq!(second.addr(), first.addr() + 5000);
+            drop(first);
+            // SAFETY: inside the memory, which nobody else uses; the second mapping keeps it.
+            unsafe { device.write(second.addr(), text) }.expect("writes");
+            drop(second);
+            // What another process would open.
+            let opened = Arc::clone(&device).open(host.export(&whole).expect("exports"));
+            let opened = opened.expect("opens");
+            let mut read = [0; 13];
+            // SAFETY: inside the mapping, which nobody writes now.
+            unsafe { device.read(opened.addr() + 5000, &mut read) }.expect("reads");
+            assert_eq!(&read, text);
+        }
+        let all = Arc::clone(&device).map_host(memory.addr(), 8192).expect("maps");
+        let refused = Arc::clone(&device).map_host(memory.addr() + 4096, 8192).map(|_| ());
+        assert!(matches!(refused, Err(Error::Call { .. })), "half of it is locked: {refused:?}");
+        drop(all);
+        let nothing = Arc::clone(&device).map_host(1 << 46, 4096).map(|_| ());
+        assert!(nothing.is_err(), "nothing is mapped there");
+    }
+}
