@@ -30,12 +30,12 @@ impl Run {
         self.base.saturating_add(self.len)
     }
 
-    /// Adds the chunk of `len` bytes at [`Self::end`]; `identity` tells it from all others that are
-    /// or were mapped there.
-    pub(crate) fn push(&mut self, len: u64, identity: &[u64]) {
+    /// Adds the chunk of `len` bytes at [`Self::end`]; `id` is a number that no other chunk of this
+    /// process and device has or had.
+    pub(crate) fn push(&mut self, len: u64, id: u64) {
         self.len = self.len.saturating_add(len);
         self.digest.update(len.to_le_bytes());
-        identity.iter().for_each(|word| self.digest.update(word.to_le_bytes()));
+        self.digest.update(id.to_le_bytes());
     }
 
     /// The run as one unit. Its number depends on every chunk and its place, and has the top bit
@@ -68,7 +68,7 @@ mod tests {
 
     fn run(base: u64, chunks: &[(u64, u64)]) -> Allocation {
         let mut run = Run::new(base);
-        chunks.iter().for_each(|&(len, identity)| run.push(len, &[identity]));
+        chunks.iter().for_each(|&(len, id)| run.push(len, id));
         run.finish()
     }
 

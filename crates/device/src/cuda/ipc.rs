@@ -98,7 +98,7 @@ impl CudaDriver {
     }
 
     fn kind(&self, addr: u64) -> Result<Kind> {
-        if self.chunk_handle(addr).is_some() {
+        if self.is_chunk(addr) {
             return Ok(Kind::Virtual);
         }
         if self.attributes(addr)?.is_some_and(|found| found.legacy_ipc != 0) {

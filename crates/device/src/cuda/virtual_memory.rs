@@ -15,6 +15,7 @@ use super::ipc::{Opened, raw};
 use super::library::{Cuda, Failure};
 use crate::chunks::{self, Run};
 use crate::device::{Allocation, Chunk, Export};
+use crate::driver::Driver;
 use crate::error::{Error, Result};
 
 const DESCRIPTOR: sys::CUmemAllocationHandleType =
@@ -105,28 +106,27 @@ impl Drop for Range<'_> {
 }
 
 impl CudaDriver {
-    /// The driver's number for the chunk behind `addr`; `None` if other memory is there. Only the
-    /// virtual memory API's has one (LAB.md).
-    pub(super) fn chunk_handle(&self, addr: u64) -> Option<u64> {
-        Physical::behind(self.cuda(), addr).ok().map(|physical| physical.handle)
+    /// Whether the virtual memory API made the memory at `addr`: only its memory has such a handle
+    /// (LAB.md).
+    pub(super) fn is_chunk(&self, addr: u64) -> bool {
+        Physical::behind(self.cuda(), addr).is_ok()
     }
 
     pub(super) fn unit(&self, addr: u64, len: u64) -> Result<Allocation> {
-        use crate::driver::Driver;
         let first = self.allocation(addr)?;
-        let Some(handle) = self.chunk_handle(first.base) else { return Ok(first) };
+        if !self.is_chunk(first.base) {
+            return Ok(first);
+        }
         let mut run = Run::new(first.base);
-        let mut next = Some((first, handle));
-        while let Some((chunk, handle)) = next {
-            // The buffer's number never comes again; the handle is here in case that one number
-            // is of the reserved addresses and not of the chunk.
-            run.push(chunk.len, &[chunk.id, handle]);
+        let mut next = Some(first);
+        while let Some(chunk) = next {
+            // The driver numbers chunks as they are mapped (H200, 580.159.04: a new number at each
+            // cuMemMap, also at the same address).
+            run.push(chunk.len, chunk.id);
             let end = run.end();
             next = match (end < addr.saturating_add(len)).then(|| self.allocation(end)) {
-                Some(Ok(chunk)) if chunk.base == end => {
-                    self.chunk_handle(end).map(|handle| (chunk, handle))
-                }
-                None | Some(Ok(_) | Err(Error::UnknownAddress { .. })) => None,
+                Some(Ok(chunk)) => Some(chunk).filter(|chunk| self.is_chunk(chunk.base)),
+                None | Some(Err(Error::UnknownAddress { .. })) => None,
                 Some(Err(error)) => return Err(error),
             };
         }

@@ -85,7 +85,7 @@ impl SimDriver {
         let mut run = Run::new(first.base);
         let mut next = Some(first);
         while let Some(chunk) = next {
-            run.push(chunk.len, &[chunk.id]);
+            run.push(chunk.len, chunk.id);
             let end = run.end();
             let more = end < addr.saturating_add(len) && self.memory.chunk(end).is_some();
             next = more.then(|| self.memory.find(end)).flatten();
