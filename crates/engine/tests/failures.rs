@@ -250,6 +250,27 @@ fn b05_two_engines_of_one_process_use_each_others_memory_directly() {
 }
 
 #[test]
+fn b18_a_gpu_is_kept_off_host_memory_of_this_process_that_nobody_mapped_for_it() {
+    let (gpu, _control) = simulated(0);
+    let host = kvferry_device::host().expect("always there");
+    assert!(gpu.reaches(&host.info().uuid), "once it is mapped");
+    let engine = engine_on(vec![gpu.clone(), host.clone()]);
+    let (ours, pages) = (
+        engine.allocate(&gpu, 4096).expect("memory"),
+        engine.allocate(&host, 4096).expect("memory"),
+    );
+    let target = direct(&engine, &engine);
+    let range = Range { local: ours.addr(), remote: pages.addr(), len: 10 };
+    let refused = engine.submit(&target, Op::Write, &[range]);
+    assert!(matches!(refused, Err(Error::Unreachable { .. })), "{refused:?}");
+    // As another process's, the same memory is mapped first.
+    let foreign = map_foreign(&engine, &engine);
+    ours.write(0, &pattern(10, 3)).expect("inside");
+    transfer(&engine, &foreign.target, Op::Write, &[range]);
+    assert_eq!(bytes(&pages, 0, 10), pattern(10, 3));
+}
+
+#[test]
 fn a_peer_that_claims_to_be_this_process_does_not_get_its_addresses_used() {
     let (importer, exporter, host) = host_pair();
     let secret = exporter.allocate(&host, 4096).expect("memory");

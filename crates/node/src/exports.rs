@@ -220,7 +220,7 @@ fn answer(local: &Local, socket: &Arc<OwnedFd>, channel: &mut Channel) -> Result
             return Err(ChannelError::Unexpected.into());
         };
         let key = AllocationKey { device: DeviceUuid(device.0), id };
-        hand_out(local, request, key, channel, Instant::now() + PATIENCE)?;
+        hand_out(local, request, key, channel)?;
     }
 }
 
@@ -230,9 +230,10 @@ fn hand_out(
     request: u64,
     key: AllocationKey,
     channel: &mut Channel,
-    deadline: Instant,
 ) -> Result<(), Refusal> {
-    let sent = match local.engine.export(key) {
+    let export = local.engine.export(key);
+    let deadline = Instant::now() + PATIENCE;
+    let sent = match export {
         Ok(export) => send(request, &export, channel, deadline),
         Err(error) => Err(Refusal::Peer(error.to_string())),
     };
