@@ -154,3 +154,43 @@ impl Drop for Channel {
         socket::shut_down(&*self.socket);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+    #[test]
+    fn a_message_and_its_descriptors_arrive_whole_however_its_bytes_are_split() {
+        let soon = || Instant::now() + Duration::from_secs(10);
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let fds = [file.as_fd(); 3];
+        let message = Message::Chunks { request: 7, lengths: vec![1, 2, 3] };
+        let next = Message::Refused { request: None, reason: "next".into() };
+        let bytes = exchange::encode(&message).unwrap();
+        for split in 1..=bytes.len() {
+            let (ours, theirs) = rustix::net::socketpair(
+                AddressFamily::UNIX,
+                SocketType::STREAM,
+                SocketFlags::CLOEXEC,
+                None,
+            )
+            .unwrap();
+            let mut channel = Channel::new(Arc::new(ours));
+            // Twice, so that the end of one comes with the beginning of the next.
+            for _ in 0..2 {
+                socket::send(&theirs, &bytes[..split], &fds, soon()).unwrap();
+                socket::send(&theirs, &bytes[split..], &[], soon()).unwrap();
+            }
+            socket::send(&theirs, &exchange::encode(&next).unwrap(), &[], soon()).unwrap();
+            for _ in 0..2 {
+                let (found, fds) = channel.receive(soon()).unwrap();
+                assert_eq!((&found, fds.len()), (&message, 3), "split at byte {split}");
+            }
+            assert_eq!(channel.receive(soon()).unwrap().0, next, "split at byte {split}");
+        }
+    }
+}

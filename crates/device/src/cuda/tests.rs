@@ -202,4 +202,40 @@ mod memory {
         let nothing = Arc::clone(&device).map_host(1 << 46, 4096).map(|_| ());
         assert!(nothing.is_err(), "nothing is mapped there");
     }
+
+    #[test]
+    fn every_gpu_that_reaches_the_chunks_maps_them_whole_and_lets_go() {
+        let Some(owner) = first_device() else { return };
+        let memory = map_chunks(0, &[Shareable; 5]);
+        let (addr, len) = (memory.addr(), memory.len());
+        let unit = owner.export_unit(addr, len).expect("it is mapped");
+        let bytes: Vec<u8> =
+            (0..len).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u8).collect();
+        // SAFETY: all of the memory, which is ours alone.
+        unsafe { owner.write(addr, &bytes) }.expect("writes");
+        for ordinal in 0..count().expect("counted before") {
+            let device = open(ordinal, &CudaOptions::default()).expect("it is there");
+            if !device.reaches(&owner.info().uuid) {
+                crate::conformance::skip("peer access", &format_args!("cuda:{ordinal} to cuda:0"));
+                continue;
+            }
+            for round in 0..50_u8 {
+                let export = owner.export(&unit).expect("exports");
+                let mapping = Arc::clone(&device).open(export).expect("opens");
+                let mut found = vec![0; len as usize];
+                // SAFETY: all of the mapping, which nobody writes now.
+                unsafe { device.read(mapping.addr(), &mut found) }.expect("reads");
+                assert!(found == bytes, "cuda:{ordinal}, round {round}");
+                let border = memory.chunk_len() - 2;
+                // SAFETY: inside the mapping, which nobody else uses now.
+                unsafe { device.write(mapping.addr() + border, &[round; 4]) }.expect("writes");
+                let mut seen = [0; 4];
+                // SAFETY: inside the memory, which nobody writes now.
+                unsafe { owner.read(addr + border, &mut seen) }.expect("reads");
+                assert_eq!(seen, [round; 4], "cuda:{ordinal}");
+                // SAFETY: as the first write.
+                unsafe { owner.write(addr, &bytes) }.expect("writes");
+            }
+        }
+    }
 }
