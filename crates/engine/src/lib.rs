@@ -22,8 +22,8 @@ pub use buffer::Buffer;
 pub use config::{Config, KNOBS, Knob, KnobError, OverlapCheck, Setting, Source};
 pub use devices::{BadDeviceName, DeviceName, open_device, visible_gpus};
 pub use engine::Engine;
-pub use error::{Error, RangeError, Result, Side};
-pub use plan::{Op, Range};
+pub use error::{Error, FormError, FormPage, FormPiece, RangeError, Result, Side};
+pub use plan::{FormPieces, Op, Paged, Pages, Range, Strided};
 pub use segment::{AllocationKey, Exports, Identity, Segment, SegmentAllocation, SegmentRegion};
 pub use target::Target;
 
@@ -33,5 +33,8 @@ pub use kvferry_device as device;
 /// The planner's inside, for the criterion benchmark alone.
 #[doc(hidden)]
 pub mod bench {
-    pub use crate::plan::{Limits, Pieces, Scratch, Want, Window, check_bounds, check_overlaps};
+    pub use crate::plan::{
+        CheckedForms, Form, Grid, Limits, Pieces, PlacedEnd, PlacedForm, Scratch, Want, Window,
+        check_bounds, check_form_bounds, check_form_overlaps, check_overlaps,
+    };
 }

@@ -2,15 +2,23 @@
 //!
 //! [`check_bounds`] and [`check_overlaps`] decide whether all of a list may run; [`Pieces`] reads
 //! it again while the device's ring is packed, so no copy of the list is ever made. All are on the
-//! hot path: no allocation, lock or call per range.
+//! hot path: no allocation, lock or call per range. [`check_form_bounds`] and
+//! [`check_form_overlaps`] do the same for compact forms, at a cost that their pieces do not count in.
 
+mod apart;
+mod forms;
 mod overlap;
 mod pieces;
 mod sweep;
 
+pub use forms::{
+    CheckedForms, Form, FormPieces, Grid, Paged, Pages, PlacedEnd, PlacedForm, Strided,
+    check_form_bounds, check_form_overlaps,
+};
 pub use pieces::{Pieces, Want};
 
 use crate::error::{RangeError, Side};
+use apart::Proofs;
 use overlap::{find_overlap, find_overwritten_source, overlap_is_possible};
 use sweep::sweep;
 
@@ -62,6 +70,9 @@ pub struct Scratch {
     /// Which windows a list uses: a bit each.
     touched_local: Vec<u64>,
     touched_remote: Vec<u64>,
+    /// Where the forms of the last checked list lie.
+    forms: Vec<PlacedForm>,
+    proofs: Proofs,
 }
 
 impl Scratch {
@@ -73,6 +84,11 @@ impl Scratch {
     /// Windows of the remote table that the last checked list uses.
     pub fn remote_windows(&self) -> impl Iterator<Item = usize> {
         ones(&self.touched_remote)
+    }
+
+    /// Where the forms of the last checked list lie, in its order, without those that are empty.
+    pub fn forms(&self) -> &[PlacedForm] {
+        &self.forms
     }
 }
 
