@@ -5,8 +5,8 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kvferry_engine::bench::{
-    Form, Limits, Pieces, Scratch, Want, Window, check_bounds, check_form_bounds,
-    check_form_overlaps, check_overlaps,
+    Form, Limits, Pieces, Scratch, Strides, Want, Window, check_bounds, check_form_bounds,
+    check_form_overlaps, check_overlaps, find_strides,
 };
 use kvferry_engine::device::{CopyDescriptor, CopySource};
 use kvferry_engine::{Op, Paged, Pages, Range, Strided};
@@ -99,6 +99,10 @@ fn plan(criterion: &mut Criterion) {
         let (checked, extent) = bounds(&mut scratch).expect("a good list");
         group.bench_function(BenchmarkId::new("overlaps", name), |bench| {
             bench.iter(|| check_overlaps(Op::Write, ranges, &extent, false, &mut scratch));
+        });
+        let mut found = Strides::default();
+        group.bench_function(BenchmarkId::new("strides", name), |bench| {
+            bench.iter(|| find_strides(black_box(ranges), &mut found));
         });
         group.bench_with_input(BenchmarkId::new("pack", name), ranges, |bench, ranges| {
             bench.iter(|| {

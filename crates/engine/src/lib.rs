@@ -35,6 +35,6 @@ pub use kvferry_device as device;
 pub mod bench {
     pub use crate::plan::{
         CheckedForms, Form, Grid, Limits, Pieces, PlacedEnd, PlacedForm, Scratch, Want, Window,
-        check_bounds, check_form_bounds, check_form_overlaps, check_overlaps,
+        check_bounds, check_form_bounds, check_form_overlaps, check_overlaps, find_strides,
     };
 }

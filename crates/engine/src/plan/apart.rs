@@ -253,10 +253,14 @@ fn for_each_bit(words: usize, set: &Set<'_>, base: u64, mut each: impl FnMut(usi
     let mut at = |slot: u64| each((slot & mask) as usize, (slot >> shift) as u32);
     let first = set.first - base;
     if set.numbers.is_empty() {
-        (first..=first + set.span).for_each(at);
+        for slot in first..first + set.span + 1 {
+            at(slot);
+        }
     } else {
         let shifted = first.wrapping_sub(set.lowest_number.into());
-        set.numbers.iter().for_each(|&number| at(shifted.wrapping_add(number.into())));
+        for &number in set.numbers {
+            at(shifted.wrapping_add(number.into()));
+        }
     }
 }
 
@@ -286,30 +290,24 @@ fn clear(words: &mut [u64], set: &Set<'_>, base: u64) {
 
 /// Whether the numbers only rise, or only fall.
 fn monotone(numbers: &[u32]) -> bool {
+    // The first that is out of order ends the search, a block at a time.
+    let mut blocks = numbers.chunks(BLOCK).zip(numbers.get(1..).unwrap_or(&[]).chunks(BLOCK));
     match numbers {
-        [first, second, ..] if first < second => rises(numbers),
-        [first, second, ..] if first > second => falls(numbers),
-        list => list.len() < 2,
+        [first, second, ..] if first < second => blocks.all(|(block, next)| rises(block, next)),
+        [first, second, ..] => first != second && blocks.all(|(block, next)| rises(next, block)),
+        _ => true,
     }
 }
 
-/// Numbers that are looked at before the first that is out of order ends the search.
+/// Numbers that are looked at before it is decided whether to go on.
 const BLOCK: usize = 256;
 
+/// Whether each number is less than the one at the same position in the other list.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
-fn rises(numbers: &[u32]) -> bool {
-    let ahead = numbers.get(1..).unwrap_or(&[]);
-    let mut blocks = numbers.chunks(BLOCK).zip(ahead.chunks(BLOCK));
-    blocks.all(|(ones, nexts)| {
-        ones.iter().zip(nexts).fold(true, |all, (one, next)| all & (one < next))
-    })
-}
-
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
-fn falls(numbers: &[u32]) -> bool {
-    let ahead = numbers.get(1..).unwrap_or(&[]);
-    let mut blocks = numbers.chunks(BLOCK).zip(ahead.chunks(BLOCK));
-    blocks.all(|(ones, nexts)| {
-        ones.iter().zip(nexts).fold(true, |all, (one, next)| all & (one > next))
-    })
+fn rises(numbers: &[u32], greater: &[u32]) -> bool {
+    let mut all = true;
+    for (number, greater) in numbers.iter().zip(greater) {
+        all &= number < greater;
+    }
+    all
 }

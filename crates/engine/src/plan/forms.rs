@@ -279,7 +279,9 @@ impl CheckedForms {
     }
 }
 
-/// Finds the window of one end of a form and marks it in `touched`.
+/// Finds the window of one end of a form, and marks it in `touched` when it is another than before.
+// Inlined, because its result is large and would be stored twice.
+#[inline(always)]
 fn place(
     form: usize,
     grid: &Grid<'_>,
@@ -292,34 +294,39 @@ fn place(
         &[only] => (only, only),
         list => lowest_and_highest(list),
     };
-    let Some((addr, len)) = hull(grid, end, numbers) else {
+    let Some((low, len)) = hull(grid, end, numbers) else {
         let page = page_of(end, numbers.1);
         return Err(FormError::Overflow { form, side, addr: end.addr, page });
     };
-    if !windows.holds(addr, len) {
-        let Some(at) = windows.find(addr) else {
-            let page = page_of(end, numbers.0);
-            return Err(FormError::NotRegistered { form, side, addr, page });
-        };
-        let Window { start, len: region } = windows.windows[at];
-        let left = region - (addr - start);
-        if len > left {
-            let (page, beyond) = (page_of(end, numbers.1), len - left);
-            return Err(FormError::OutOfBounds {
-                form,
-                side,
-                addr,
-                len,
-                page,
-                start,
-                region,
-                beyond,
-            });
-        }
-        windows.go(at);
-        touched[at / 64] |= 1 << (at % 64);
+    if !windows.holds(low, len) {
+        turn(form, side, end, numbers, (low, len), windows)?;
+        touched[windows.at / 64] |= 1 << (windows.at % 64);
     }
-    Ok(PlacedEnd { window: windows.at, low: addr, len, numbers })
+    Ok(PlacedEnd { window: windows.at, low, len, numbers })
+}
+
+/// Moves to the window that holds all from `addr` on.
+#[cold]
+#[inline(never)]
+fn turn(
+    form: usize,
+    side: Side,
+    end: &Pages<'_>,
+    (lowest, highest): (u32, u32),
+    (addr, len): (u64, u64),
+    windows: &mut Lookup<'_>,
+) -> Result<(), FormError> {
+    let Some(at) = windows.find(addr) else {
+        return Err(FormError::NotRegistered { form, side, addr, page: page_of(end, lowest) });
+    };
+    let Window { start, len: region } = windows.windows[at];
+    let left = region - (addr - start);
+    if len > left {
+        let (page, beyond) = (page_of(end, highest), len - left);
+        return Err(FormError::OutOfBounds { form, side, addr, len, page, start, region, beyond });
+    }
+    windows.go(at);
+    Ok(())
 }
 
 /// First byte and bytes of the whole expansion, unless they pass the end of the address space.
@@ -345,7 +352,12 @@ fn page_of(end: &Pages<'_>, number: u32) -> Option<FormPage> {
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
 fn lowest_and_highest(numbers: &[u32]) -> (u32, u32) {
-    numbers.iter().fold((u32::MAX, 0), |(low, high), &one| (low.min(one), high.max(one)))
+    let (mut low, mut high) = (u32::MAX, 0);
+    for &number in numbers {
+        low = low.min(number);
+        high = high.max(number);
+    }
+    (low, high)
 }
 
 /// Checks that no byte of a list of forms that is in bounds is written twice and, where both ends

@@ -9,6 +9,7 @@ mod apart;
 mod forms;
 mod overlap;
 mod pieces;
+mod strides;
 mod sweep;
 
 pub use forms::{
@@ -16,6 +17,7 @@ pub use forms::{
     check_form_bounds, check_form_overlaps,
 };
 pub use pieces::{Pieces, Want};
+pub use strides::{Strides, find_strides};
 
 use crate::error::{RangeError, Side};
 use apart::Proofs;
