@@ -34,7 +34,8 @@ pub use kvferry_device as device;
 #[doc(hidden)]
 pub mod bench {
     pub use crate::plan::{
-        CheckedForms, Form, Grid, Limits, Pieces, PlacedEnd, PlacedForm, Scratch, Want, Window,
-        check_bounds, check_form_bounds, check_form_overlaps, check_overlaps, find_strides,
+        CheckedForms, Form, Grid, Limits, Pieces, PlacedEnd, PlacedForm, SHORTEST_RUN, Scratch,
+        Strides, Want, Window, check_bounds, check_form_bounds, check_form_overlaps,
+        check_overlaps, find_strides,
     };
 }

@@ -17,7 +17,7 @@ pub use forms::{
     check_form_bounds, check_form_overlaps,
 };
 pub use pieces::{Pieces, Want};
-pub use strides::{Strides, find_strides};
+pub use strides::{SHORTEST_RUN, Strides, find_strides};
 
 use crate::error::{RangeError, Side};
 use apart::Proofs;
