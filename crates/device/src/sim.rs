@@ -6,6 +6,7 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,12 +14,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::fs::{Mode, OFlags, fstat, open};
 use sha2::{Digest, Sha256};
 
+use crate::compact::CompactDescriptor;
+use crate::conformance::ApplicationStream;
 use crate::device::{Allocation, Capabilities, Device, DeviceInfo, DeviceUuid, Export, Vendor};
-use crate::driver::{Driver, Pinned};
+use crate::driver::{Driver, Pinned, Rows};
 use crate::error::{Error, Result};
 use crate::gpu::GpuDevice;
 use crate::host::system_error;
-use crate::queue::CopyDescriptor;
+use crate::kernel::Entry;
+use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
 use crate::software::{Executor, SharedMemory, map, unmap};
 
 thread_local! {
@@ -68,6 +72,7 @@ pub fn sim(options: &SimOptions) -> Result<(Arc<dyn Device>, Arc<SimControl>)> {
         device: info.to_string(),
         faults: Mutex::default(),
         live: [const { AtomicU64::new(0) }; Live::ALL.len()],
+        capturing: Mutex::default(),
     });
     let driver = SimDriver {
         capacity: options.memory_bytes,
@@ -127,6 +132,57 @@ pub struct SimControl {
     device: String,
     faults: Mutex<Faults>,
     live: [AtomicU64; Live::ALL.len()],
+    /// Streams of the application that are being captured into a graph.
+    capturing: Mutex<HashSet<usize>>,
+}
+
+/// A stream of the application's: work that transfers wait for, or that waits for transfers.
+#[derive(Debug)]
+pub struct SimStream {
+    stream: usize,
+    gate: usize,
+    control: Arc<SimControl>,
+}
+
+impl ApplicationStream for SimStream {
+    fn handle(&self) -> *mut c_void {
+        self.stream as *mut c_void
+    }
+
+    fn hold(&self) {
+        self.control.executor.arm(self.gate);
+        self.control.executor.wait(self.stream, self.gate);
+    }
+
+    fn open(&self) {
+        self.control.executor.fire(self.gate);
+    }
+
+    unsafe fn fill(&self, addr: u64, byte: u8, len: u64) {
+        let bytes: &'static [u8] = vec![byte; len as usize].leak();
+        let copy = CopyDescriptor { src: bytes.as_ptr() as u64, dst: addr, len };
+        // SAFETY: the caller's contract; the source stays.
+        unsafe { self.control.executor.copy(self.stream, copy) };
+    }
+
+    fn record(&self) -> *mut c_void {
+        let event = self.control.executor.create_event();
+        self.control.executor.record(event, self.stream);
+        event as *mut c_void
+    }
+
+    fn has_fired(&self, event: *mut c_void) -> bool {
+        self.control.executor.fired(event as usize)
+    }
+
+    fn begin_capture(&self) {
+        self.control.capturing().insert(self.stream);
+    }
+
+    fn end_capture(&self) -> bool {
+        // Nothing else may have been recorded into the stream, or waits in it.
+        self.control.capturing().remove(&self.stream) && self.control.executor.is_empty(self.stream)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -153,7 +209,8 @@ impl SimControl {
     /// The `nth` next call of that name (0 is the next one) fails.
     ///
     /// Names: `allocate free allocate_pinned allocation export open close create_stream
-    /// create_event record fired copy launch write read enter`.
+    /// create_event record fired wait store wait_producer signal_consumer copy copy_rows launch
+    /// launch_inline launch_compact write read enter`.
     pub fn fail(&self, call: &'static str, nth: u64, fault: Fault) {
         let mut faults = self.faults();
         let number = faults.calls.get(call).copied().unwrap_or(0) + nth + 1;
@@ -173,6 +230,19 @@ impl SimControl {
     /// What was held runs.
     pub fn release(&self) {
         self.executor.hold(false);
+    }
+
+    /// A stream of the application's, beside kvferry's own.
+    pub fn stream(self: &Arc<Self>) -> SimStream {
+        SimStream {
+            stream: self.executor.create_stream(),
+            gate: self.executor.create_event(),
+            control: Arc::clone(self),
+        }
+    }
+
+    fn capturing(&self) -> MutexGuard<'_, HashSet<usize>> {
+        self.capturing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From now on every call fails: the device fell off the bus.
@@ -278,7 +348,33 @@ fn parse(bytes: &[u8]) -> Option<Handle> {
     })
 }
 
+/// As a real engine has: rows further apart than this are not one copy.
+const MAX_PITCH: u64 = 1 << 31;
+
 impl SimDriver {
+    fn refuse_capture(&self, stream: usize) -> Result<()> {
+        if !self.control.capturing().contains(&stream) {
+            return Ok(());
+        }
+        Err(Error::NotOrderable {
+            device: self.info.to_string(),
+            what: "stream",
+            reason: "it is being captured into a graph".into(),
+        })
+    }
+
+    fn check_launch(&self, count: usize, blocks: u32) -> Result<()> {
+        if count > 0 && (1..=65_535).contains(&blocks) {
+            return Ok(());
+        }
+        Err(Error::Call {
+            call: "launch",
+            device: self.info.to_string(),
+            name: format!("invalid configuration: {blocks} blocks, {count} descriptors"),
+            code: 9,
+        })
+    }
+
     fn unknown(&self, addr: u64) -> Error {
         Error::UnknownAddress { device: self.info.to_string(), addr }
     }
@@ -481,8 +577,46 @@ impl Driver for SimDriver {
         Ok(self.control.executor.fired(event))
     }
 
+    fn wait(&self, stream: usize, event: usize) -> Result<()> {
+        self.call("wait")?;
+        self.control.executor.wait(stream, event);
+        Ok(())
+    }
+
+    unsafe fn store(&self, stream: usize, word: u64, value: u32) -> Result<()> {
+        self.call("store")?;
+        // SAFETY: the caller's contract.
+        unsafe { self.control.executor.store(stream, word, value) };
+        Ok(())
+    }
+
+    fn wait_producer(&self, stream: usize, producer: ProducerHandle, event: usize) -> Result<()> {
+        self.call("wait_producer")?;
+        let executor = &self.control.executor;
+        match producer {
+            ProducerHandle::Stream(producer) => {
+                self.refuse_capture(producer)?;
+                executor.record(event, producer);
+                executor.wait(stream, event);
+            }
+            ProducerHandle::Event(event) => executor.wait(stream, event),
+        }
+        Ok(())
+    }
+
+    fn signal_consumer(&self, Consumer(consumer): Consumer, event: usize) -> Result<()> {
+        self.call("signal_consumer")?;
+        self.refuse_capture(consumer)?;
+        self.control.executor.wait(consumer, event);
+        Ok(())
+    }
+
     fn warp_lanes(&self) -> u32 {
         32
+    }
+
+    fn resident_blocks(&self, _entry: Entry) -> u32 {
+        u32::MAX
     }
 
     unsafe fn copy(&self, stream: usize, dst: u64, src: u64, len: u64) -> Result<()> {
@@ -490,6 +624,16 @@ impl Driver for SimDriver {
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.copy(stream, CopyDescriptor { src, dst, len }) };
         Ok(())
+    }
+
+    unsafe fn copy_rows(&self, stream: usize, rows: Rows) -> Result<bool> {
+        self.call("copy_rows")?;
+        if rows.src_pitch.max(rows.dst_pitch) > MAX_PITCH {
+            return Ok(false);
+        }
+        // SAFETY: the caller's contract.
+        rows.descriptors().for_each(|copy| unsafe { self.control.executor.copy(stream, copy) });
+        Ok(true)
     }
 
     unsafe fn launch(
@@ -500,17 +644,35 @@ impl Driver for SimDriver {
         blocks: u32,
     ) -> Result<()> {
         self.call("launch")?;
-        if count == 0 || blocks == 0 || blocks > 65_535 {
-            let name = format!("invalid configuration: {blocks} blocks, {count} descriptors");
-            return Err(Error::Call {
-                call: "launch",
-                device: self.info.to_string(),
-                name,
-                code: 9,
-            });
-        }
+        self.check_launch(count as usize, blocks)?;
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.launch(stream, descriptors, count) };
+        Ok(())
+    }
+
+    unsafe fn launch_inline(
+        &self,
+        stream: usize,
+        descriptors: &[CopyDescriptor],
+        blocks: u32,
+    ) -> Result<()> {
+        self.call("launch_inline")?;
+        self.check_launch(descriptors.len(), blocks)?;
+        // SAFETY: the caller's contract.
+        unsafe { self.control.executor.launch_inline(stream, descriptors) };
+        Ok(())
+    }
+
+    unsafe fn launch_compact(
+        &self,
+        stream: usize,
+        descriptors: &[CompactDescriptor],
+        blocks: u32,
+    ) -> Result<()> {
+        self.call("launch_compact")?;
+        self.check_launch(descriptors.len(), blocks)?;
+        // SAFETY: the caller's contract.
+        unsafe { self.control.executor.launch_compact(stream, descriptors) };
         Ok(())
     }
 

@@ -261,6 +261,18 @@ pub enum Error {
     /// The list of compact forms is wrong.
     #[error(transparent)]
     Form(#[from] FormError),
+    /// The parts of a batch have their local ends on several devices.
+    #[error(
+        "part {part} has its local end on {device}, an earlier one on {first}: submit one batch per device"
+    )]
+    MixedParts {
+        /// Position of the part, without those that are empty.
+        part: usize,
+        /// Its device.
+        device: String,
+        /// The device of the parts before it.
+        first: String,
+    },
     /// A device call failed.
     #[error(transparent)]
     Device(#[from] kvferry_device::Error),

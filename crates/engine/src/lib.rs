@@ -13,6 +13,7 @@ mod mapping;
 pub mod measure;
 mod plan;
 mod registry;
+mod request;
 mod segment;
 mod target;
 mod transport;
@@ -24,11 +25,13 @@ pub use devices::{BadDeviceName, DeviceName, open_device, visible_gpus};
 pub use engine::Engine;
 pub use error::{Error, FormError, FormPage, FormPiece, RangeError, Result, Side};
 pub use plan::{FormPieces, Op, Paged, Pages, Range, Strided};
+pub use request::{Copies, Part, SubmitOptions};
 pub use segment::{AllocationKey, Exports, Identity, Segment, SegmentAllocation, SegmentRegion};
 pub use target::Target;
 
 /// The device layer: what an engine runs on.
 pub use kvferry_device as device;
+pub use kvferry_device::{Consumer, Producer};
 
 /// The planner's inside, for the criterion benchmark alone.
 #[doc(hidden)]

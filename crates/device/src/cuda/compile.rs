@@ -10,14 +10,22 @@ use cudarc::nvrtc::sys as nvrtc_sys;
 use super::context::Context;
 use super::library::{Failure, Nvrtc};
 use crate::error::{Error, Result};
-use crate::kernel::{self, CodeCache};
+use crate::kernel::{self, CodeCache, Entry};
 
-/// The kernel, loaded into a device's context.
+/// The kernels, loaded into a device's context.
 #[derive(Debug)]
 pub(super) struct Kernel {
     context: Arc<Context>,
     module: sys::CUmodule,
-    pub(super) function: sys::CUfunction,
+    /// By [`Entry`].
+    functions: [Function; Entry::ALL.len()],
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Function {
+    raw: sys::CUfunction,
+    /// Blocks of it that fit on one multiprocessor together.
+    blocks: u32,
 }
 
 // SAFETY: a module and a function are names that the driver takes on any thread.
@@ -86,27 +94,53 @@ impl Kernel {
         unsafe { cuda.cuModuleLoadData(&mut module, code.as_ptr().cast::<c_void>()) }
             .map_err(|failure| context.error(failure))?;
         // From here on `Drop` unloads the module.
+        let none = Function { raw: std::ptr::null_mut(), blocks: 0 };
         let mut kernel =
-            Self { context: Arc::clone(context), module, function: std::ptr::null_mut() };
-        let entry = CString::new(kernel::ENTRY).expect("the entry's name is an identifier");
-        // SAFETY: the module was just loaded; the name ends with a zero.
-        unsafe { cuda.cuModuleGetFunction(&mut kernel.function, module, entry.as_ptr()) }
+            Self { context: Arc::clone(context), module, functions: [none; Entry::ALL.len()] };
+        for entry in Entry::ALL {
+            kernel.functions[entry as usize] = kernel.find(entry)?;
+        }
+        Ok(kernel)
+    }
+
+    fn find(&self, entry: Entry) -> Result<Function> {
+        let context = &self.context;
+        let cuda = context.cuda;
+        let mut raw = std::ptr::null_mut();
+        let name = CString::new(entry.name()).expect("an entry's name is an identifier");
+        // SAFETY: the module is loaded; the name ends with a zero.
+        unsafe { cuda.cuModuleGetFunction(&mut raw, self.module, name.as_ptr()) }
             .map_err(|failure| context.error(failure))?;
-        let mut threads = 0;
+        let (mut threads, mut blocks) = (0, 0);
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
         // SAFETY: the function was just found; the driver writes one number. With lazy loading
         // this is what brings the code to the device.
-        unsafe { cuda.cuFuncGetAttribute(&mut threads, attribute, kernel.function) }
+        unsafe { cuda.cuFuncGetAttribute(&mut threads, attribute, raw) }
             .map_err(|failure| context.error(failure))?;
-        if u32::try_from(threads).is_ok_and(|threads| threads >= kernel::BLOCK_THREADS) {
-            return Ok(kernel);
+        if !u32::try_from(threads).is_ok_and(|threads| threads >= kernel::BLOCK_THREADS) {
+            return Err(Error::Call {
+                call: "cuFuncGetAttribute",
+                device: context.to_string(),
+                name: format!("only {threads} threads of {} fit in a block", entry.name()),
+                code: threads,
+            });
         }
-        Err(Error::Call {
-            call: "cuFuncGetAttribute",
-            device: context.to_string(),
-            name: format!("only {threads} threads of the kernel fit in a block"),
-            code: threads,
-        })
+        let block_threads = kernel::BLOCK_THREADS as c_int;
+        // SAFETY: as above.
+        unsafe {
+            cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, raw, block_threads, 0)
+        }
+        .map_err(|failure| context.error(failure))?;
+        Ok(Function { raw, blocks: u32::try_from(blocks).unwrap_or(0).max(1) })
+    }
+
+    pub(super) fn function(&self, entry: Entry) -> sys::CUfunction {
+        self.functions[entry as usize].raw
+    }
+
+    /// Blocks of a kernel that fit on one multiprocessor together, at least 1.
+    pub(super) fn blocks_per_multiprocessor(&self, entry: Entry) -> u32 {
+        self.functions[entry as usize].blocks
     }
 }
 

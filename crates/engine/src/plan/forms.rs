@@ -86,11 +86,11 @@ impl<'a> Paged<'a> {
 /// rows are the pieces.
 #[derive(Clone, Copy, Debug)]
 pub struct Grid<'a> {
-    local: Pages<'a>,
-    remote: Pages<'a>,
-    layers: u64,
-    rows: u64,
-    len: u64,
+    pub(crate) local: Pages<'a>,
+    pub(crate) remote: Pages<'a>,
+    pub(crate) layers: u64,
+    pub(crate) rows: u64,
+    pub(crate) len: u64,
 }
 
 impl<'a> Grid<'a> {
@@ -101,7 +101,7 @@ impl<'a> Grid<'a> {
         }
     }
 
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.local.numbers.is_empty() || self.layers == 0 || self.rows == 0 || self.len == 0
     }
 
