@@ -4,8 +4,8 @@ use multiversion::multiversion;
 
 use super::{Range, Strided};
 
-/// Ranges of the shortest run that counts. A run costs the device one descriptor, which is longer
-/// than a range's and is taken apart by every warp; from here on that is lost in the pieces.
+/// Ranges of the shortest run that counts: enough that what a run costs beyond a range, on the host
+/// and in the kernel, is lost in its pieces. Not yet measured on a device.
 pub const SHORTEST_RUN: usize = 64;
 
 /// Ranges outside of runs, beyond as many as lie in runs, after which a list is given up.
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn a_list_without_runs_is_given_up_with_nothing_found() {
         // Layers of pages: 61 of each, then a jump.
-        let page = |at: u64| list((at * 37 % 64 << 20, at << 20), 2112, 61, (4096, 4096));
+        let page = |at: u64| list(((at * 37 % 64) << 20, at << 20), 2112, 61, (4096, 4096));
         let pages: Vec<Range> = (0..64).flat_map(page).collect();
         let late = [pages, list((1 << 40, 1 << 41), 8, 1000, (64, 8))].concat();
         let (worth, found) = find(&late);
