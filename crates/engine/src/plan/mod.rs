@@ -518,6 +518,23 @@ mod tests {
 
     proptest! {
         #[test]
+        fn equally_long_ranges_overlap_exactly_when_a_byte_is_written_twice(
+            len in 1u64..70, stride in 0u64..80, order in Just((0..24u64).collect::<Vec<_>>()).prop_shuffle(),
+            shifts in prop::collection::vec(0u64..30, 24), jitter in 0u64..30, write: bool,
+        ) {
+            let (local, remote) = (all(&[(0, 10_000)]), all(&[(0, 10_000)]));
+            let list: Vec<Range> = order.iter().zip(&shifts).map(|(at, shift)| {
+                let start = 100 + at * (len.max(stride)) + shift % (jitter + 1);
+                Range { local: start, remote: start, len }
+            }).collect();
+            let brute = list.iter().enumerate().any(|(i, a)| {
+                list[..i].iter().any(|b| a.local < b.local + len && b.local < a.local + len)
+            });
+            let found = check_in(if write { Op::Write } else { Op::Read }, &list, &local, &remote);
+            prop_assert_eq!(found.is_err(), brute, "{:?}", found);
+        }
+
+        #[test]
         fn overlap_is_found_exactly_when_a_byte_is_written_twice((granule, list) in lists(), write: bool) {
             let span = 1000 * granule;
             let (local, remote) = (all(&[(7, span)]), all(&[(3 + span, span)]));
