@@ -12,6 +12,7 @@ mod error;
 mod mapping;
 pub mod measure;
 mod plan;
+mod proof;
 mod registry;
 mod segment;
 mod target;
@@ -24,7 +25,10 @@ pub use devices::{BadDeviceName, DeviceName, open_device, visible_gpus};
 pub use engine::Engine;
 pub use error::{Error, RangeError, Result, Side};
 pub use plan::{Op, Range};
-pub use segment::{AllocationKey, Exports, Identity, Segment, SegmentAllocation, SegmentRegion};
+pub use proof::{Loan, Mismatch, Probe};
+pub use segment::{
+    AllocationKey, Exports, ExportsError, Identity, Segment, SegmentAllocation, SegmentRegion,
+};
 pub use target::Target;
 
 /// The device layer: what an engine runs on.

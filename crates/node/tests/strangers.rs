@@ -64,7 +64,7 @@ fn garbage_on_the_exports_socket_ends_only_its_own_connection() {
     let early =
         exchange::encode(&Message::Fetch { request: 1, device: Uuid([0; 16]), id: 1 }).unwrap();
     let version =
-        exchange::encode(&Message::Hello { version: 2, incarnation: extension.incarnation })
+        exchange::encode(&Message::Hello { version: 3, incarnation: extension.incarnation })
             .unwrap();
     let stale =
         exchange::encode(&Message::Hello { version: VERSION, incarnation: Id([0; 16]) }).unwrap();
