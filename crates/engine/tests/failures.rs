@@ -4,14 +4,14 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use kvferry_device::sim::{self, Fault, Live, SimControl, SimOptions};
-use kvferry_device::{Device, Error as DeviceError, Export, Memory};
+use kvferry_device::{Device, DeviceUuid, Error as DeviceError, Export, Memory};
 use kvferry_engine::{
-    AllocationKey, BatchId, Buffer, Config, Engine, Error, Exports, Identity, Op, Path, Range,
-    RangeError, Segment, Side, State, Target,
+    AllocationKey, BatchId, Buffer, Config, Engine, Error, Exports, ExportsError, Identity, Loan,
+    Mismatch, Op, Path, Probe, Range, RangeError, Segment, Side, State, Target,
 };
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -35,20 +35,50 @@ fn simulated(ordinal: u32) -> (Arc<dyn Device>, Arc<SimControl>) {
     sim::sim(&SimOptions { ordinal, ..SimOptions::default() }).expect("always there")
 }
 
-/// Hands out an engine's exports and counts them.
+/// Hands out an engine's exports and counts them, without those of proofs.
 #[derive(Debug)]
 struct Counted {
     engine: Arc<Engine>,
     fetched: AtomicUsize,
+    proven: AtomicUsize,
+    loans: Mutex<Vec<Loan>>,
+}
+
+impl Counted {
+    fn of(engine: &Arc<Engine>) -> Arc<Self> {
+        Arc::new(Self {
+            engine: Arc::clone(engine),
+            fetched: AtomicUsize::new(0),
+            proven: AtomicUsize::new(0),
+            loans: Mutex::default(),
+        })
+    }
+
+    fn lent(&self, key: AllocationKey) -> Option<usize> {
+        let loans = self.loans.lock().expect("no panic");
+        loans.iter().position(|loan| loan.probe().allocation == key)
+    }
 }
 
 impl Exports for Counted {
-    fn fetch(
-        &self,
-        key: AllocationKey,
-    ) -> Result<Export, Box<dyn std::error::Error + Send + Sync>> {
-        self.fetched.fetch_add(1, Ordering::SeqCst);
+    fn fetch(&self, key: AllocationKey) -> Result<Export, ExportsError> {
+        let counts = usize::from(self.lent(key).is_none());
+        self.fetched.fetch_add(counts, Ordering::SeqCst);
         Ok(self.engine.export(key)?)
+    }
+
+    fn probe(&self, device: DeviceUuid) -> Result<Probe, ExportsError> {
+        let loan = self.engine.lend(device)?;
+        let probe = loan.probe();
+        self.loans.lock().expect("no panic").push(loan);
+        Ok(probe)
+    }
+
+    fn prove(&self, key: AllocationKey, seed: u64) -> Result<Option<Mismatch>, ExportsError> {
+        self.proven.fetch_add(1, Ordering::SeqCst);
+        let at = self.lent(key).ok_or("not lent")?;
+        let loan = self.loans.lock().expect("no panic").swap_remove(at);
+        Ok(loan.compare(seed)?)
     }
 }
 
@@ -57,8 +87,16 @@ impl Exports for Counted {
 struct NoExports;
 
 impl Exports for NoExports {
-    fn fetch(&self, _: AllocationKey) -> Result<Export, Box<dyn std::error::Error + Send + Sync>> {
+    fn fetch(&self, _: AllocationKey) -> Result<Export, ExportsError> {
         Err("nothing may ask for an export here".into())
+    }
+
+    fn probe(&self, _: DeviceUuid) -> Result<Probe, ExportsError> {
+        Err("nothing may ask for a proof here".into())
+    }
+
+    fn prove(&self, _: AllocationKey, _: u64) -> Result<Option<Mismatch>, ExportsError> {
+        Err("nothing may ask for a verdict here".into())
     }
 }
 
@@ -79,7 +117,7 @@ struct Foreign {
 }
 
 fn map_foreign(importer: &Engine, exporter: &Arc<Engine>) -> Foreign {
-    let exports = Arc::new(Counted { engine: Arc::clone(exporter), fetched: AtomicUsize::new(0) });
+    let exports = Counted::of(exporter);
     let incarnation = Identity::random();
     let target = importer
         .open("foreign", foreign(&exporter.segment(), incarnation), exports.clone())
@@ -259,7 +297,7 @@ fn a_peer_that_claims_to_be_this_process_does_not_get_its_addresses_used() {
     let target = importer.open("forger", forged, Arc::new(NoExports)).expect("opens");
     let range = Range { local: local.addr(), remote: secret.addr(), len: 4096 };
     let refused = importer.submit(&target, Op::Read, &[range]);
-    assert!(matches!(refused, Err(Error::ExportRefused { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::ProbeRefused { .. })), "{refused:?}");
 }
 
 #[test]
