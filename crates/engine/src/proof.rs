@@ -43,13 +43,15 @@ const _: () = assert!(BYTES.is_multiple_of(8), "a pattern is made of whole words
 /// The bytes of a seed, the same in every version of kvferry: word `i`, little-endian, is
 /// splitmix64's output number `i`.
 fn pattern(seed: u64) -> Vec<u8> {
-    let word = |index: u64| {
-        let mut word = seed.wrapping_add((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mut bytes = vec![0; BYTES as usize];
+    let mut state = seed;
+    for chunk in bytes.as_chunks_mut().0 {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ word >> 31
-    };
-    (0..BYTES / 8).flat_map(|index| word(index).to_le_bytes()).collect()
+        *chunk = (word ^ word >> 31).to_le_bytes();
+    }
+    bytes
 }
 
 /// Memory that a peer lent for a proof.
@@ -74,6 +76,9 @@ pub struct Mismatch {
 
 impl Mismatch {
     fn between(found: &[u8], expected: &[u8]) -> Option<Self> {
+        if found == expected {
+            return None;
+        }
         let at = found.iter().zip(expected).position(|(found, expected)| found != expected)?;
         Some(Self { at: at as u64, expected: expected[at], found: found[at] })
     }
@@ -123,8 +128,9 @@ pub(crate) struct Pair {
     pub(crate) remote: DeviceUuid,
 }
 
-/// Whether a pair works; locked while it proves itself.
-type Verdict = Mutex<Option<Result<()>>>;
+/// Whether a pair works, once that is known; locked while it proves itself.
+#[derive(Debug, Default)]
+struct Verdict(Mutex<Option<Result<()>>>);
 
 impl Proofs {
     pub(crate) fn new(config: &Config) -> Self {
@@ -163,7 +169,7 @@ impl Proofs {
             return Ok(());
         }
         let verdict = Arc::clone(lock(&self.pairs).entry(pair).or_default());
-        let mut verdict = lock(&verdict);
+        let mut verdict = lock(&verdict.0);
         if let Some(verdict) = &*verdict {
             return verdict.clone();
         }
@@ -189,10 +195,10 @@ impl Proofs {
     /// only the connection is gone.
     pub(crate) fn forget(&self, process: Identity) {
         lock(&self.pairs).retain(|pair, verdict| {
-            // In use here means that somebody tries it now, and holds its lock.
+            // What somebody else has now is being tried, and locked.
             pair.process != process
                 || Arc::strong_count(verdict) > 1
-                || matches!(&*lock(verdict), Some(Err(_)))
+                || matches!(&*lock(&verdict.0), Some(Err(_)))
         });
     }
 
@@ -217,8 +223,7 @@ impl Proofs {
                 .fetch(probe.allocation)
                 .map_err(refused)
                 .and_then(|export| bench.exchange(export, probe.seed, ours));
-            if let Err(Error::Device(DeviceError::Lost { .. } | DeviceError::Stalled { .. })) = read
-            {
+            if bench.finish().is_err() {
                 // Copies may still run: the owner has its memory back when the connection ends.
                 return read;
             }
@@ -434,4 +439,40 @@ impl Drop for Loan {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_is_splitmix64_in_every_version() {
+        // Another process may be of another version. The words of seed 0 are published.
+        let words: Vec<u64> =
+            pattern(0).as_chunks().0.iter().take(3).map(|word| u64::from_le_bytes(*word)).collect();
+        assert_eq!(words, [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f]);
+        assert_eq!(pattern(u64::MAX).len(), BYTES as usize);
+    }
+
+    #[test]
+    fn a_mismatch_names_the_piece_that_it_is_in() {
+        let expected = pattern(1);
+        for (at, place) in [
+            (0, "byte 0 of 64 bytes copied in a list"),
+            (63, "byte 63 of 64 bytes copied in a list"),
+            (64, "byte 0 of 4096 bytes copied in a list"),
+            (HALF - 1, "byte 1048575 of 1048576 bytes copied in a list"),
+            (HALF + 64 + 4096, "byte 0 of 1048576 bytes copied by DMA"),
+            (BYTES - 1, "byte 1048575 of 1048576 bytes copied by DMA"),
+        ] {
+            let mut found = expected.clone();
+            found[at as usize] ^= 0xff;
+            let wrong = Mismatch::between(&found, &expected).expect("one byte");
+            assert_eq!(wrong.at, at);
+            assert!(wrong.to_string().starts_with(place), "{wrong}");
+        }
+        assert_eq!(Mismatch::between(&expected, &expected), None);
+        // The peer's word for it may be anything.
+        let _ = Mismatch { at: u64::MAX, expected: 0, found: 1 }.to_string();
+    }
 }

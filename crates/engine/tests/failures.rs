@@ -348,8 +348,58 @@ fn b09_thirty_two_threads_that_race_to_the_first_use_open_once() {
                 });
             }
         });
-        assert_eq!(exports.fetched.load(Ordering::SeqCst), 1, "round {round}");
+        let counts = [&exports.fetched, &exports.proven].map(|count| count.load(Ordering::SeqCst));
+        assert_eq!(counts, [1, 1], "round {round}: one open and one proof");
     }
+}
+
+#[test]
+fn a_loan_that_was_given_back_is_lent_again_and_one_that_was_not_is_freed() {
+    let (device, control) = simulated(0);
+    let engine = engine_on(vec![device.clone()]);
+    let uuid = device.info().uuid;
+    let lend = || engine.lend(uuid).expect("lends");
+    let first = lend();
+    let Probe { allocation, seed } = first.probe();
+    assert!(engine.export(allocation).is_ok());
+    assert_eq!(engine.segment().allocations, [], "no peer may use it for a transfer");
+    assert_eq!(first.compare(seed), Ok(None), "nobody wrote");
+    let second = lend();
+    assert_eq!(second.probe().allocation, allocation);
+    assert_ne!(second.probe().seed, seed);
+    let other = lend();
+    assert_ne!(other.probe().allocation, allocation);
+    assert_eq!(control.live(Live::Allocations), 2);
+    drop(second);
+    assert_eq!(control.live(Live::Allocations), 1);
+    assert!(matches!(engine.export(allocation), Err(Error::UnknownAllocation { .. })));
+    let wrong = other.compare(seed).expect("readable").expect("of another seed");
+    assert_ne!(wrong.expected, wrong.found);
+    let unknown = engine.lend(DeviceUuid([7; 16])).map(drop);
+    assert!(
+        matches!(&unknown, Err(Error::UnknownDevice { devices, .. }) if devices == "sim:0"),
+        "{unknown:?}"
+    );
+    drop(engine);
+    assert_eq!(control.live(Live::Allocations), 0);
+}
+
+#[test]
+fn b17_slices_of_one_gpu_are_two_devices_though_they_share_a_pci_address() {
+    let (whole, _) = simulated(0);
+    let options = SimOptions { ordinal: 1, slice_of: Some(0), ..SimOptions::default() };
+    let (slice, _) = sim::sim(&options).expect("always there");
+    assert_eq!(whole.info().pci_bus_id, slice.info().pci_bus_id);
+    let (a, b) = (engine_on(vec![whole.clone()]), engine_on(vec![slice.clone()]));
+    let local = a.allocate(&whole, 4096).expect("memory");
+    let remote = b.allocate(&slice, 4096).expect("memory");
+    let range = Range { local: local.addr(), remote: remote.addr(), len: 4096 };
+    let refused = a.submit(&direct(&a, &b), Op::Write, &[range]);
+    let named = slice.info().uuid.to_string();
+    assert!(
+        matches!(&refused, Err(Error::Unreachable { remote, .. }) if *remote == named),
+        "{refused:?}"
+    );
 }
 
 #[test]
