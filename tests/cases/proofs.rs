@@ -1,12 +1,11 @@
 //! A pair of devices proves itself before traffic uses it.
 
-use std::sync::Arc;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 
 use kvferry::device::Error as DeviceError;
 use kvferry::{Error, Op, Range};
-use kvferry_device::sim::{Fault, Live, SimControl};
+use kvferry_device::sim::{Fault, Live};
 use rand::Rng;
 use rand::rngs::SmallRng;
 use tracing::span::{Attributes, Id, Record};
@@ -51,17 +50,19 @@ pub(crate) fn devices_that_deliver_wrong_bytes_are_not_used_and_say_so_once(
     random: &mut SmallRng,
 ) {
     // B16: every call succeeds.
-    let faults: [(fn(&SimControl), &str); 2] = [
-        (SimControl::corrupt_peer_reads, "read from there, byte 0 of 64 bytes"),
-        (SimControl::corrupt_peer_writes, "written there, byte 0 of 64 bytes"),
-    ];
-    for (corrupt, seen) in faults {
+    for reads in [true, false] {
         let mut pair = Pair::start(kind);
         let (ours, theirs) = (random.random(), random.random());
         let (local, remote) = (pair.here.filled(LEN, ours), pair.there.filled(LEN, theirs));
         let range = Range { local, remote, len: LEN };
         pair.here.peer().refresh().expect("it answers");
-        corrupt(control(&pair.here));
+        let seen = if reads {
+            control(&pair.here).corrupt_peer_reads();
+            "read from there, byte 0 of 64 bytes"
+        } else {
+            control(&pair.here).corrupt_peer_writes();
+            "written there, byte 0 of 64 bytes"
+        };
         let refused = refused_for_good(&pair, range, 1);
         let Error::Unproven { device, peer, what, .. } = &refused else { panic!("{refused}") };
         assert_eq!((device.as_str(), peer.as_str()), ("sim:0", pair.target().name()));

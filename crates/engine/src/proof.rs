@@ -145,7 +145,6 @@ impl Proofs {
                 max_grid_blocks: config.max_grid_blocks,
                 high_priority: config.high_priority,
                 stall_timeout: config.stall_timeout,
-                ..QueueOptions::default()
             },
             pairs: Mutex::default(),
             idle: Mutex::default(),

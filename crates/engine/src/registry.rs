@@ -198,12 +198,10 @@ impl Registry {
     ) -> Result<AllocationKey> {
         let allocation = owner.allocation(addr)?;
         let key = AllocationKey { device: owner.info().uuid, id: allocation.id };
-        if !self.state().allocations.contains_key(&key) {
-            let export = owner.export(&allocation)?;
-            self.state()
-                .allocations
-                .insert(key, Exported { allocation, device, export, regions: 0 });
-        }
+        // Outside the lock, as in `register`. Nobody else knows this memory, so nobody is faster.
+        let export = owner.export(&allocation)?;
+        let lent = Exported { allocation, device, export, regions: 0 };
+        self.state().allocations.insert(key, lent);
         Ok(key)
     }
 
