@@ -4,9 +4,9 @@
 //! The client says [`Message::Hello`] with the incarnation that it expects; the server answers with
 //! its own, or refuses. Then every [`Message::Fetch`] gets one [`Message::Export`] or
 //! [`Message::Refused`] with the same request number, and so has every [`Message::Probe`] one
-//! [`Message::Sample`] and every [`Message::Prove`] one [`Message::Verdict`]. The descriptor of a [`Export::File`] comes as
-//! ancillary data (SCM_RIGHTS) of that frame's bytes. The open connection also says that both are
-//! alive.
+//! [`Message::Sample`] and every [`Message::Prove`] one [`Message::Verdict`]. The descriptor of a
+//! [`Export::File`] comes as ancillary data (SCM_RIGHTS) of that frame's bytes. The open connection
+//! also says that both are alive.
 //!
 //! A sample is memory that the server lends until it is proved, or the connection ends. Its
 //! pattern, and the one that the client writes before it asks for the verdict, is a seed's: word
