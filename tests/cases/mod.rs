@@ -3,6 +3,7 @@
 mod bytes;
 mod ends;
 mod mappings;
+mod proofs;
 mod refusals;
 
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ use crate::peer_process::{
 pub(crate) use bytes::*;
 pub(crate) use ends::*;
 pub(crate) use mappings::*;
+pub(crate) use proofs::*;
 pub(crate) use refusals::*;
 
 /// A side here and one in another process, each opened by the other.
@@ -30,7 +32,12 @@ struct Pair {
 
 impl Pair {
     fn start(kind: Kind) -> Self {
-        let mut here = Side::start(kind, None).expect("a side");
+        Self::start_with(kind, &[])
+    }
+
+    /// With these knobs on this side.
+    fn start_with(kind: Kind, knobs: &[(&str, &str)]) -> Self {
+        let mut here = Side::start_with(kind, None, knobs).expect("a side");
         let mut there = PeerProcess::start(kind);
         here.done(Order::Open { name: there.name.clone() });
         there.done(Order::Open { name: here.node.name().to_owned() });
@@ -72,6 +79,30 @@ impl Pair {
     fn target(&self) -> &Target {
         self.here.peer().target()
     }
+
+    /// Lets the devices prove themselves, so that a case may hold this one from now on.
+    fn prove(&mut self) {
+        let target = self.here.peer().target().clone();
+        proves(&mut self.here, &mut self.there, &target);
+    }
+}
+
+/// Reads a little from the peer and leaves no mapping.
+fn proves(here: &mut Side, there: &mut PeerProcess, target: &Target) {
+    let (local, remote) = (here.filled(64, 0), there.filled(64, 1));
+    let peer = here.node.open(&there.name).expect("opens");
+    here.run(peer.target(), Op::Read, &[Range { local, remote, len: 64 }]).expect("reads");
+    assert_eq!(peer.target().incarnation(), target.incarnation());
+    drop(peer);
+    here.done(Order::Free { addr: local });
+    there.done(Order::Free { addr: remote });
+}
+
+/// Lets this side make what all its proofs use, so that it does not count as a leak later.
+fn proves_once(here: &mut Side, kind: Kind) {
+    let mut there = PeerProcess::start(kind);
+    let peer = here.node.open(&there.name).expect("opens");
+    proves(here, &mut there, peer.target());
 }
 
 fn lost(error: &Error) -> bool {
@@ -98,6 +129,7 @@ fn before_notice(error: &Error) -> bool {
     matches!(
         error,
         Error::ExportRefused { .. }
+            | Error::ProbeRefused { .. }
             | Error::Device(DeviceError::BadExport { .. } | DeviceError::Call { .. })
     )
 }

@@ -7,11 +7,12 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::c_void;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{Mode, OFlags, fstat, open};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use sha2::{Digest, Sha256};
 
 use crate::compact::CompactDescriptor;
@@ -50,11 +51,13 @@ pub struct SimOptions {
     pub ipc: bool,
     /// Bytes of memory; more is out of memory.
     pub memory_bytes: u64,
+    /// The GPU that it is a slice of (MIG): both have one PCI address and two identities.
+    pub slice_of: Option<u32>,
 }
 
 impl Default for SimOptions {
     fn default() -> Self {
-        Self { ordinal: 0, kernel: true, ipc: true, memory_bytes: 64 << 30 }
+        Self { ordinal: 0, kernel: true, ipc: true, memory_bytes: 64 << 30, slice_of: None }
     }
 }
 
@@ -97,7 +100,7 @@ fn info(options: &SimOptions) -> DeviceInfo {
         ordinal: options.ordinal,
         name: "simulated GPU".into(),
         uuid: DeviceUuid(uuid),
-        pci_bus_id: Some(format!("0000:{:02x}:00.0", options.ordinal)),
+        pci_bus_id: Some(format!("0000:{:02x}:00.0", options.slice_of.unwrap_or(options.ordinal))),
         architecture: "sim".into(),
         memory_bytes: options.memory_bytes,
         capabilities,
@@ -188,6 +191,8 @@ impl ApplicationStream for SimStream {
 #[derive(Debug, Default)]
 struct Faults {
     lost: bool,
+    /// What mappings of other processes are from now on.
+    corrupt: Option<Corrupt>,
     /// Per call: how many calls were made.
     calls: HashMap<&'static str, u64>,
     /// Per call: the numbers of the calls that fail, with the error.
@@ -201,8 +206,17 @@ pub enum Fault {
     Refused,
     /// Out of memory.
     OutOfMemory,
+    /// An error of the driver with this number.
+    Code(i32),
     /// The device is lost from then on.
     Lost,
+}
+
+/// How memory of other processes goes wrong while every call succeeds (FAILURES.md B16).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Corrupt {
+    Reads,
+    Writes,
 }
 
 impl SimControl {
@@ -250,6 +264,22 @@ impl SimControl {
         self.faults().lost = true;
     }
 
+    /// Mappings that are opened from now on are of other memory: reads through them give zeros, and
+    /// writes arrive nowhere.
+    pub fn corrupt_peer_reads(&self) {
+        self.faults().corrupt = Some(Corrupt::Reads);
+    }
+
+    /// Mappings that are opened from now on can be read, and writes through them arrive nowhere.
+    pub fn corrupt_peer_writes(&self) {
+        self.faults().corrupt = Some(Corrupt::Writes);
+    }
+
+    /// Mappings that are opened from now on are good.
+    pub fn heal_peer_memory(&self) {
+        self.faults().corrupt = None;
+    }
+
     /// How often a call was made.
     pub fn calls(&self, call: &'static str) -> u64 {
         self.faults().calls.get(call).copied().unwrap_or(0)
@@ -283,7 +313,10 @@ impl SimControl {
             Some(Fault::OutOfMemory) => {
                 Err(Error::OutOfMemory { device, kind: "device", bytes: 0 })
             }
-            Some(_) => Err(Error::Call { call, device, name: "planned failure".into(), code: 1 }),
+            Some(fault) => {
+                let code = if let Fault::Code(code) = fault { code } else { 1 };
+                Err(Error::Call { call, device, name: "planned failure".into(), code })
+            }
         }
     }
 
@@ -522,7 +555,12 @@ impl Driver for SimDriver {
         if !mapped(|set| set.insert(handle.inode)) {
             return Err(Error::AlreadyMapped { device: self.info.to_string(), bytes: len });
         }
-        let base = map(fd.as_fd(), len).inspect_err(|_| {
+        let corrupt = self.control.faults().corrupt;
+        let base = match corrupt {
+            None => map(fd.as_fd(), len),
+            Some(corrupt) => map_corrupt(fd.as_fd(), len, corrupt),
+        };
+        let base = base.inspect_err(|_| {
             mapped(|set| set.remove(&handle.inode));
         });
         let base = base.map_err(|error| system_error(&self.info, "mmap", len, error))?;
@@ -689,6 +727,20 @@ impl Driver for SimDriver {
         unsafe { (addr as *const u8).copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
+}
+
+/// A mapping of the file that is private, or one of no file at all.
+fn map_corrupt(fd: BorrowedFd<'_>, len: u64, corrupt: Corrupt) -> rustix::io::Result<u64> {
+    let (at, len) = (std::ptr::null_mut(), len as usize);
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
+    let base = unsafe {
+        match corrupt {
+            Corrupt::Reads => mmap_anonymous(at, len, protection, MapFlags::PRIVATE),
+            Corrupt::Writes => mmap(at, len, protection, MapFlags::PRIVATE, fd, 0),
+        }
+    }?;
+    Ok(base as u64)
 }
 
 /// Inode of each mapping that this process made, by its address.

@@ -48,10 +48,10 @@ impl Engine {
         Ok(Arc::new(Self {
             incarnation,
             peer: Peer::new(&config, &devices)?,
+            mappings: Arc::new(MappingCache::new(&config)),
             config,
             devices,
             registry: Registry::of_engine(incarnation),
-            mappings: Arc::default(),
             batches: Batches::default(),
             notifier: OnceLock::new(),
         }))
@@ -311,8 +311,12 @@ impl Engine {
         }
     }
 
-    pub(crate) fn registry(&self) -> &Registry {
+    pub(crate) fn registry(&self) -> &Arc<Registry> {
         &self.registry
+    }
+
+    pub(crate) fn mappings(&self) -> &Arc<MappingCache> {
+        &self.mappings
     }
 
     pub(crate) fn peer(&self) -> &Peer {

@@ -419,6 +419,43 @@ pub enum Error {
         /// The device of the remote end.
         remote: String,
     },
+    /// A pair of devices was tried out and does not work, whatever the driver says of it. This
+    /// engine does not use it again.
+    #[error(
+        "{device} is not used with memory of {peer} on device {remote}: {what}; the driver calls the pair reachable, so check the IOMMU and PCIe ACS settings and the driver (MC_KVFERRY_PROOF=off skips this check, at your own risk)"
+    )]
+    Unproven {
+        /// The local device.
+        device: String,
+        /// The peer.
+        peer: String,
+        /// The peer's device.
+        remote: String,
+        /// What went wrong: the first wrong byte, or the driver's word.
+        what: String,
+    },
+    /// The peer took no part in trying out a pair of devices. The next submission tries again.
+    #[error(
+        "{device} and {peer}'s device {remote} could not be tried out before traffic uses them: {reason} (MC_KVFERRY_PROOF=off skips this check, at your own risk)"
+    )]
+    ProbeRefused {
+        /// The local device.
+        device: String,
+        /// The peer.
+        peer: String,
+        /// The peer's device.
+        remote: String,
+        /// What it said, or what failed.
+        reason: String,
+    },
+    /// No device of this engine has that identity.
+    #[error("no device {device} in this engine: its devices are {devices}")]
+    UnknownDevice {
+        /// The identity asked for.
+        device: String,
+        /// The devices that there are.
+        devices: String,
+    },
     /// The system refused something that the engine needs.
     #[error("{call} failed: {reason}")]
     System {

@@ -12,6 +12,7 @@ mod error;
 mod mapping;
 pub mod measure;
 mod plan;
+mod proof;
 mod registry;
 mod request;
 mod segment;
@@ -25,8 +26,11 @@ pub use devices::{BadDeviceName, DeviceName, open_device, visible_gpus};
 pub use engine::Engine;
 pub use error::{Error, FormError, FormPage, FormPiece, RangeError, Result, Side};
 pub use plan::{FormPieces, Op, Paged, Pages, Range, Strided};
+pub use proof::{Loan, Mismatch, Probe};
 pub use request::{Copies, Part, SubmitOptions};
-pub use segment::{AllocationKey, Exports, Identity, Segment, SegmentAllocation, SegmentRegion};
+pub use segment::{
+    AllocationKey, Exports, ExportsError, Identity, Segment, SegmentAllocation, SegmentRegion,
+};
 pub use target::Target;
 
 /// The device layer: what an engine runs on.

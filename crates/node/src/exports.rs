@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvferry_device::{DeviceUuid, Export};
-use kvferry_engine::{AllocationKey, Exports, Identity};
-use kvferry_wire::exchange::{self, Message, VERSION};
+use kvferry_engine::{AllocationKey, Exports, ExportsError, Identity, Loan, Mismatch, Probe};
+use kvferry_wire::exchange::{self, Message, VERSION, Wrong};
 use kvferry_wire::segment::Extension;
 use kvferry_wire::{Id, Uuid};
 
@@ -17,6 +17,9 @@ use crate::socket::{self, PATIENCE};
 
 /// How long a peer may take to export an allocation: a driver call, perhaps behind others.
 const FETCH_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Most loans of one connection: a peer has one per local device, for as long as it proves.
+const MOST_LOANS: usize = 64;
 
 /// Hands out exports until the client closes.
 pub(crate) fn serve(local: &Local, socket: &Arc<OwnedFd>) {
@@ -99,53 +102,85 @@ impl Connection {
     }
 
     fn fetch_by(&self, allocation: AllocationKey, deadline: Instant) -> Result<Export, Refusal> {
+        let AllocationKey { device, id } = allocation;
+        let fetch = |request| Message::Fetch { request, device: Uuid(device.0), id };
+        match self.ask(fetch, deadline)? {
+            (Message::Export { export, .. }, fd) => unpack(export, fd),
+            _ => Err(ChannelError::Unexpected.into()),
+        }
+    }
+
+    /// The answer to one request, unless that is a refusal.
+    fn ask(
+        &self,
+        message: impl FnOnce(u64) -> Message,
+        deadline: Instant,
+    ) -> Result<(Message, Option<OwnedFd>), Refusal> {
         let state = &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.request += 1;
-        let AllocationKey { device, id } = allocation;
-        let fetch = Message::Fetch { request: state.request, device: Uuid(device.0), id };
-        state.channel.send(&fetch, None, deadline)?;
+        state.channel.send(&message(state.request), None, deadline)?;
         loop {
-            match state.channel.receive(deadline)? {
+            let (answer, fd) = state.channel.receive(deadline)?;
+            match answer.request() {
                 // The answer to a request that was given up.
-                (
-                    Message::Export { request, .. }
-                    | Message::Refused { request: Some(request), .. },
-                    _,
-                ) if request < state.request => {}
-                (Message::Export { request, export }, fd) if request == state.request => {
-                    return unpack(export, fd);
+                Some(request) if request < state.request => continue,
+                Some(request) if request > state.request => {
+                    return Err(ChannelError::Unexpected.into());
                 }
-                (Message::Refused { request, reason }, _)
-                    if request.is_none_or(|request| request == state.request) =>
-                {
-                    return Err(Refusal::Peer(reason));
-                }
-                _ => return Err(ChannelError::Unexpected.into()),
+                _ => {}
             }
+            return match answer {
+                Message::Refused { reason, .. } => Err(Refusal::Peer(reason)),
+                Message::Hello { .. } => Err(ChannelError::Unexpected.into()),
+                answer => Ok((answer, fd)),
+            };
         }
+    }
+
+    /// After an answer that broke the rules, ends the connection.
+    fn told(&self, refusal: Refusal) -> ExportsError {
+        if matches!(&refusal, Refusal::Channel(error) if !error.is_timeout()) {
+            // Where the next answer would begin is unknown. The monitor sees this and declares
+            // the peer lost.
+            socket::shut_down(&*self.socket);
+        }
+        let (peer, reason) = (self.peer.clone(), refusal.to_string());
+        NodeError::Exports { peer, pid: self.pid, reason }.into()
     }
 }
 
 impl Exports for Connection {
-    fn fetch(
-        &self,
-        allocation: AllocationKey,
-    ) -> Result<Export, Box<dyn std::error::Error + Send + Sync>> {
+    fn fetch(&self, allocation: AllocationKey) -> Result<Export, ExportsError> {
         let fetched = self.fetch_by(allocation, Instant::now() + FETCH_PATIENCE);
         tracing::debug!(peer = self.peer, id = allocation.id, device = %allocation.device, ok = fetched.is_ok(), "fetched an export");
-        fetched.map_err(|refusal| {
-            if matches!(&refusal, Refusal::Channel(error) if !error.is_timeout()) {
-                // Where the next answer would begin is unknown. The monitor sees this and declares
-                // the peer lost.
-                socket::shut_down(&*self.socket);
+        fetched.map_err(|refusal| self.told(refusal))
+    }
+
+    fn probe(&self, device: DeviceUuid) -> Result<Probe, ExportsError> {
+        let probe = |request| Message::Probe { request, device: Uuid(device.0) };
+        match self.ask(probe, Instant::now() + FETCH_PATIENCE) {
+            Ok((Message::Sample { id, seed, .. }, _)) => {
+                Ok(Probe { allocation: AllocationKey { device, id }, seed })
             }
-            NodeError::Exports {
-                peer: self.peer.clone(),
-                pid: self.pid,
-                reason: refusal.to_string(),
+            Ok(_) => Err(self.told(ChannelError::Unexpected.into())),
+            Err(refusal) => Err(self.told(refusal)),
+        }
+    }
+
+    fn prove(
+        &self,
+        allocation: AllocationKey,
+        seed: u64,
+    ) -> Result<Option<Mismatch>, ExportsError> {
+        let AllocationKey { device, id } = allocation;
+        let prove = |request| Message::Prove { request, device: Uuid(device.0), id, seed };
+        match self.ask(prove, Instant::now() + FETCH_PATIENCE) {
+            Ok((Message::Verdict { wrong, .. }, _)) => {
+                Ok(wrong.map(|Wrong { at, expected, found }| Mismatch { at, expected, found }))
             }
-            .into()
-        })
+            Ok(_) => Err(self.told(ChannelError::Unexpected.into())),
+            Err(refusal) => Err(self.told(refusal)),
+        }
     }
 }
 
@@ -180,14 +215,20 @@ fn answer(local: &Local, socket: &Arc<OwnedFd>, channel: &mut Channel) -> Result
     tracing::debug!(node = local.name, "a peer connected for exports");
     let hello = Message::Hello { version: VERSION, incarnation: Id(found.0) };
     channel.send(&hello, None, Instant::now() + PATIENCE)?;
+    let mut loans = Vec::new();
     loop {
         channel.idle()?;
-        let (fetch, _) = channel.receive(Instant::now() + PATIENCE)?;
-        let Message::Fetch { request, device, id } = fetch else {
-            return Err(ChannelError::Unexpected.into());
+        let key = |device: Uuid, id| AllocationKey { device: DeviceUuid(device.0), id };
+        let (message, fd) = match channel.receive(Instant::now() + PATIENCE)?.0 {
+            Message::Fetch { request, device, id } => export(local, request, key(device, id)),
+            Message::Probe { request, device } => {
+                (lend(local, &mut loans, request, DeviceUuid(device.0)), None)
+            }
+            Message::Prove { request, device, id, seed } => {
+                (compare(local, &mut loans, request, key(device, id), seed), None)
+            }
+            _ => return Err(ChannelError::Unexpected.into()),
         };
-        let (message, fd) =
-            export(local, request, AllocationKey { device: DeviceUuid(device.0), id });
         channel.send(&message, fd.as_ref().map(AsFd::as_fd), Instant::now() + PATIENCE)?;
     }
 }
@@ -205,6 +246,47 @@ fn export(local: &Local, request: u64, key: AllocationKey) -> (Message, Option<O
     };
     tracing::debug!(node = local.name, id = key.id, device = %key.device, "handed out an export");
     (Message::Export { request, export }, fd)
+}
+
+/// Lends memory for as long as it stays in `loans`.
+fn lend(local: &Local, loans: &mut Vec<Loan>, request: u64, device: DeviceUuid) -> Message {
+    if loans.len() >= MOST_LOANS {
+        let reason = format!("{MOST_LOANS} samples are lent on this connection already");
+        return Message::Refused { request: Some(request), reason };
+    }
+    match local.engine.lend(device) {
+        Ok(loan) => {
+            let Probe { allocation, seed } = loan.probe();
+            tracing::debug!(node = local.name, id = allocation.id, %device, "lent memory for a proof");
+            loans.push(loan);
+            Message::Sample { request, id: allocation.id, seed }
+        }
+        Err(error) => {
+            tracing::debug!(node = local.name, %device, %error, "lent no memory for a proof");
+            Message::Refused { request: Some(request), reason: error.to_string() }
+        }
+    }
+}
+
+fn compare(
+    local: &Local,
+    loans: &mut Vec<Loan>,
+    request: u64,
+    key: AllocationKey,
+    seed: u64,
+) -> Message {
+    let refused = |reason| Message::Refused { request: Some(request), reason };
+    let Some(at) = loans.iter().position(|loan| loan.probe().allocation == key) else {
+        return refused(format!("allocation {} was not lent on this connection", key.id));
+    };
+    match loans.swap_remove(at).compare(seed) {
+        Ok(wrong) => {
+            tracing::debug!(node = local.name, id = key.id, device = %key.device, ?wrong, "compared what a peer wrote for a proof");
+            let wrong = wrong.map(|Mismatch { at, expected, found }| Wrong { at, expected, found });
+            Message::Verdict { request, wrong }
+        }
+        Err(error) => refused(error.to_string()),
+    }
 }
 
 fn unpack(export: exchange::Export, fd: Option<OwnedFd>) -> Result<Export, Refusal> {

@@ -3,9 +3,15 @@
 //!
 //! The client says [`Message::Hello`] with the incarnation that it expects; the server answers with
 //! its own, or refuses. Then every [`Message::Fetch`] gets one [`Message::Export`] or
-//! [`Message::Refused`] with the same request number. The descriptor of a [`Export::File`] comes as
-//! ancillary data (SCM_RIGHTS) of that frame's bytes. The open connection also says that both are
-//! alive.
+//! [`Message::Refused`] with the same request number, and so has every [`Message::Probe`] one
+//! [`Message::Sample`] and every [`Message::Prove`] one [`Message::Verdict`]. The descriptor of a
+//! [`Export::File`] comes as ancillary data (SCM_RIGHTS) of that frame's bytes. The open connection
+//! also says that both are alive.
+//!
+//! A sample is memory that the server lends until it is proved, or the connection ends. Its
+//! pattern, and the one that the client writes before it asks for the verdict, is a seed's: word
+//! `i`, little-endian, is splitmix64's output number `i`. Its bytes are two lists of 64, 4096 and
+//! 1048576 bytes.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +22,7 @@ use crate::hex::{self, Id, Uuid};
 pub const LIMIT: u64 = 64 << 10;
 
 /// What [`Message::Hello`] carries; another one is refused.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// One message of either side.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,13 +51,74 @@ pub enum Message {
         /// How to map the allocation.
         export: Export,
     },
-    /// Refuses a fetch, or the whole connection.
+    /// Asks for memory to try out a device with.
+    Probe {
+        /// Number that the answer repeats.
+        request: u64,
+        /// The device whose memory it must be.
+        device: Uuid,
+    },
+    /// Answers a probe.
+    Sample {
+        /// Number of the probe.
+        request: u64,
+        /// Number of the lent allocation of that device; to be fetched as any other.
+        id: u64,
+        /// Seed of the pattern that it holds.
+        seed: u64,
+    },
+    /// Gives a sample back, not mapped any more, and asks what it holds.
+    Prove {
+        /// Number that the answer repeats.
+        request: u64,
+        /// The sample's device.
+        device: Uuid,
+        /// The sample's number.
+        id: u64,
+        /// Seed of the pattern that was written into it.
+        seed: u64,
+    },
+    /// Answers a prove.
+    Verdict {
+        /// Number of the prove.
+        request: u64,
+        /// The first byte that is not the pattern's.
+        wrong: Option<Wrong>,
+    },
+    /// Refuses a request, or the whole connection.
     Refused {
-        /// Number of the fetch; none if the connection is refused and closes.
+        /// Number of the request; none if the connection is refused and closes.
         request: Option<u64>,
         /// Why, for a person.
         reason: String,
     },
+}
+
+impl Message {
+    /// The number of the request that this asks or answers.
+    pub fn request(&self) -> Option<u64> {
+        match *self {
+            Self::Hello { .. } => None,
+            Self::Refused { request, .. } => request,
+            Self::Fetch { request, .. }
+            | Self::Export { request, .. }
+            | Self::Probe { request, .. }
+            | Self::Sample { request, .. }
+            | Self::Prove { request, .. }
+            | Self::Verdict { request, .. } => Some(request),
+        }
+    }
+}
+
+/// A byte of a sample that is not what it must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wrong {
+    /// Its offset.
+    pub at: u64,
+    /// The pattern's byte.
+    pub expected: u8,
+    /// The byte that is there.
+    pub found: u8,
 }
 
 /// What maps one whole allocation.
@@ -157,6 +224,11 @@ mod tests {
             Message::Export { request: 2, export },
             Message::Refused { request: Some(3), reason: "gone".into() },
             Message::Refused { request: None, reason: "a restarted engine".into() },
+            Message::Probe { request: 4, device: Uuid([0x22; 16]) },
+            Message::Sample { request: 4, id: 7, seed: u64::MAX },
+            Message::Prove { request: 5, device: Uuid([0x22; 16]), id: 7, seed: 1 },
+            Message::Verdict { request: 5, wrong: None },
+            Message::Verdict { request: 6, wrong: Some(Wrong { at: 3, expected: 0, found: 255 }) },
         ]
     }
 
@@ -168,12 +240,17 @@ mod tests {
         assert_eq!(
             texts,
             [
-                r#"{"hello":{"version":1,"incarnation":"11111111111111111111111111111111"}}"#,
+                r#"{"hello":{"version":2,"incarnation":"11111111111111111111111111111111"}}"#,
                 r#"{"fetch":{"request":1,"device":"22222222-2222-2222-2222-222222222222","id":18446744073709551615}}"#,
                 r#"{"export":{"request":1,"export":{"kind":"file","length":4096}}}"#,
                 r#"{"export":{"request":2,"export":{"kind":"handle","length":4096,"bytes":"00abff"}}}"#,
                 r#"{"refused":{"request":3,"reason":"gone"}}"#,
                 r#"{"refused":{"request":null,"reason":"a restarted engine"}}"#,
+                r#"{"probe":{"request":4,"device":"22222222-2222-2222-2222-222222222222"}}"#,
+                r#"{"sample":{"request":4,"id":7,"seed":18446744073709551615}}"#,
+                r#"{"prove":{"request":5,"device":"22222222-2222-2222-2222-222222222222","id":7,"seed":1}}"#,
+                r#"{"verdict":{"request":5,"wrong":null}}"#,
+                r#"{"verdict":{"request":6,"wrong":{"at":3,"expected":0,"found":255}}}"#,
             ]
         );
         assert_eq!(encode(&messages()[4]).unwrap()[..8], 41u64.to_le_bytes());
@@ -210,6 +287,8 @@ mod tests {
             r#"{"hello":{"version":1,"incarnation":"zz"}}"#,
             r#"{"fetch":{"request":-1,"device":"22222222-2222-2222-2222-222222222222","id":0}}"#,
             r#"{"export":{"request":1,"export":{"kind":"handle","length":1,"bytes":"0"}}}"#,
+            r#"{"prove":{"request":1,"device":"22222222-2222-2222-2222-222222222222","id":7}}"#,
+            r#"{"verdict":{"request":1,"wrong":{"at":3,"expected":256,"found":0}}}"#,
             r#"{"farewell":{}}"#,
             &"[".repeat(10_000),
         ] {
