@@ -12,6 +12,7 @@ mod error;
 mod gpu;
 mod host;
 mod kernel;
+pub mod load;
 mod queue;
 mod software;
 

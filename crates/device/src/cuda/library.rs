@@ -148,6 +148,9 @@ symbols! {
         cuEventDestroy_v2(event: sys::CUevent);
         cuEventRecord(event: sys::CUevent, stream: sys::CUstream);
         cuEventQuery(event: sys::CUevent);
+        cuEventSynchronize(event: sys::CUevent);
+        #[older = b"cuEventElapsedTime\0"]
+        cuEventElapsedTime_v2(milliseconds: *mut f32, start: sys::CUevent, end: sys::CUevent);
         cuMemcpyAsync(dst: sys::CUdeviceptr, src: sys::CUdeviceptr, bytes: usize, stream: sys::CUstream);
         cuMemcpyHtoDAsync_v2(dst: sys::CUdeviceptr, src: *const c_void, bytes: usize, stream: sys::CUstream);
         cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: sys::CUdeviceptr, bytes: usize, stream: sys::CUstream);

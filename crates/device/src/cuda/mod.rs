@@ -9,6 +9,7 @@ mod context;
 mod identity;
 mod ipc;
 mod library;
+pub(crate) mod load;
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::path::PathBuf;
