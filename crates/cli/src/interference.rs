@@ -101,8 +101,6 @@ const PRIORITIES: [&str; 2] = ["high", "normal"];
 const PATTERNS: [&str; 2] = ["back_to_back", "paced"];
 /// The paced rate as a part of what the shape reaches alone.
 const DEFAULT_RATE: f64 = 0.1;
-/// Transfers before the measured ones.
-const WARM_UP: usize = 3;
 
 /// Reads a rate in GiB/s.
 pub(crate) fn rate(text: &str) -> Result<f64, String> {
