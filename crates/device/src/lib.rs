@@ -14,6 +14,7 @@ mod gpu;
 mod gpu_queue;
 mod host;
 mod kernel;
+pub mod load;
 mod queue;
 mod software;
 

@@ -168,7 +168,7 @@ fn from_cache(cache: &CodeCache) -> String {
     }
 }
 
-fn no_compiler(error: Error) -> String {
+pub(super) fn no_compiler(error: Error) -> String {
     match error {
         Error::LibraryMissing { library, reason } => format!(
             "cannot load {library}: {reason}; install NVRTC (of the CUDA toolkit, or the Python package \
@@ -180,7 +180,7 @@ fn no_compiler(error: Error) -> String {
 
 /// What to compile for, best first: the device's own code, then PTX of the newest architecture
 /// that both know.
-fn targets(supported: &[u32], capability: u32) -> Vec<String> {
+pub(super) fn targets(supported: &[u32], capability: u32) -> Vec<String> {
     let own = supported.contains(&capability).then(|| format!("sm_{capability}"));
     let newest = supported.iter().filter(|&&architecture| architecture <= capability).max();
     own.into_iter().chain(newest.map(|architecture| format!("compute_{architecture}"))).collect()
@@ -188,15 +188,15 @@ fn targets(supported: &[u32], capability: u32) -> Vec<String> {
 
 /// NVRTC and what it can do.
 #[derive(Debug)]
-struct Compiler {
+pub(super) struct Compiler {
     nvrtc: &'static Nvrtc,
     major: c_int,
     minor: c_int,
-    architectures: Vec<u32>,
+    pub(super) architectures: Vec<u32>,
 }
 
 impl Compiler {
-    fn load() -> Result<Self> {
+    pub(super) fn load() -> Result<Self> {
         let nvrtc = Nvrtc::load()?;
         let error = |failure: Failure| Error::Call {
             call: failure.call,
@@ -229,6 +229,16 @@ impl Compiler {
 
     /// Compiles the kernel: a cubin for a target `sm_`, PTX for a target `compute_`.
     fn compile(&self, target: &str) -> Result<Vec<u8>, NoKernel> {
+        self.compile_source(kernel::SOURCE, c"copy.cu", target)
+    }
+
+    /// As [`Self::compile`], for any source; `file` is what the compiler calls it in its log.
+    pub(super) fn compile_source(
+        &self,
+        source: &str,
+        file: &CStr,
+        target: &str,
+    ) -> Result<Vec<u8>, NoKernel> {
         let nvrtc = self.nvrtc;
         let fail = |failure: Failure, log| NoKernel {
             reason: format!(
@@ -240,14 +250,14 @@ impl Compiler {
             ),
             log,
         };
-        let source = CString::new(kernel::SOURCE).expect("the source is text without zeros");
+        let source = CString::new(source).expect("the source is text without zeros");
         let mut program = Program { nvrtc, raw: std::ptr::null_mut() };
         // SAFETY: both texts end with a zero and NVRTC copies them; there are no headers.
         unsafe {
             nvrtc.nvrtcCreateProgram(
                 &mut program.raw,
                 source.as_ptr(),
-                c"copy.cu".as_ptr(),
+                file.as_ptr(),
                 0,
                 std::ptr::null(),
                 std::ptr::null(),

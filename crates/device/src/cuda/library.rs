@@ -152,6 +152,9 @@ symbols! {
         #[older = b"cuStreamWriteValue32\0"]
         cuStreamWriteValue32_v2(stream: sys::CUstream, addr: sys::CUdeviceptr, value: sys::cuuint32_t, flags: c_uint);
         cuStreamIsCapturing(stream: sys::CUstream, status: *mut sys::CUstreamCaptureStatus);
+        cuEventSynchronize(event: sys::CUevent);
+        #[older = b"cuEventElapsedTime\0"]
+        cuEventElapsedTime_v2(milliseconds: *mut f32, start: sys::CUevent, end: sys::CUevent);
         cuMemcpyAsync(dst: sys::CUdeviceptr, src: sys::CUdeviceptr, bytes: usize, stream: sys::CUstream);
         cuStreamWaitValue32_v2(stream: sys::CUstream, addr: sys::CUdeviceptr, value: sys::cuuint32_t, flags: c_uint);
         cuStreamBeginCapture_v2(stream: sys::CUstream, mode: sys::CUstreamCaptureMode);

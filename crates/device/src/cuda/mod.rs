@@ -11,6 +11,7 @@ mod context;
 mod identity;
 mod ipc;
 mod library;
+pub(crate) mod load;
 
 #[cfg(feature = "testing")]
 pub use self::application::application_stream;
