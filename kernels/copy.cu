@@ -1,11 +1,17 @@
 // Copies a list of byte ranges of any length and alignment. One source for NVRTC (NVIDIA), hipRTC
 // (AMD) and, with -DKVFERRY_HOST, a plain C++ compiler, where tests run the same body on the CPU.
 //
+// Three entries, which differ in how the list gets here:
+//   kvferry_copy          descriptors in pinned memory
+//   kvferry_copy_inline   a few descriptors, in the kernel's parameters
+//   kvferry_copy_compact  descriptors that stand for many copies each, in the kernel's parameters
+//
 // Unit of work: one warp (LANES threads) copies one descriptor; warps stride over the list. The
 // host splits long ranges into tiles, so there is no tile loop here and no warp that finishes last.
+// A compact descriptor is many units, each a tile as well.
 //
-// Descriptors stay where the host wrote them, in pinned memory behind PCIe (about 1.5 us a read),
-// so each warp requests its next descriptor before it copies the current range.
+// Descriptors and page numbers stay where the host wrote them, in pinned memory behind PCIe (about
+// 1.5 us a read), so each warp requests those of its next unit before it copies the current one.
 //
 // Alignment ladder. Nothing has to be aligned; the destination decides:
 //   head, tail   the up to 15 bytes before the first and after the last aligned 16 of the
@@ -76,6 +82,7 @@ DEVICE u32 funnel(u32 low, u32 high, u32 bits) {
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
 #define LANES 64
+#define PARAMETER
 #define GLOBAL __attribute__((address_space(1)))
 
 typedef u32 Word __attribute__((ext_vector_type(4)));
@@ -105,6 +112,7 @@ DEVICE u32 funnel(u32 low, u32 high, u32 bits) {
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
 #define LANES 32
+#define PARAMETER __grid_constant__
 
 typedef uint4 Word;
 
@@ -134,7 +142,41 @@ struct CopyDescriptor {
     u64 src, dst, len;
 };
 
+// The host's `CompactDescriptor`, field for field: `pages` x `layers` x `rows` copies of `len` bytes.
+// Copy (p, l, r) reads at src + number(p) * src_page + l * src_layer + r * src_row, where number(p)
+// is entry p of the list at src_pages, or p itself without a list; likewise it writes.
+struct CompactDescriptor {
+    u64 src, dst, len;
+    u64 src_row, dst_row;
+    u64 src_layer, dst_layer;
+    u64 src_page, dst_page;
+    u64 src_pages, dst_pages;
+    u32 rows, layers;
+    // A unit is `tile` words of the plane of all rows of one layer of one page (row_units is 0, and
+    // every address and length is a multiple of 16), or `tile` bytes of one row.
+    u32 tile;
+    u32 row_units;    // units of one row
+    u32 layer_units;  // units of one layer of one page
+    u32 end;          // unit after this descriptor's last one, counted through the launch
+};
+
+#define INLINE_DESCRIPTORS 160
+#define COMPACT_DESCRIPTORS 32
+
+// Both stay below the 4 KiB of parameters that every driver takes.
+struct InlineList {
+    CopyDescriptor list[INLINE_DESCRIPTORS];
+    u64 count;
+};
+
+struct CompactList {
+    CompactDescriptor list[COMPACT_DESCRIPTORS];
+    u64 count;
+};
+
 static_assert(sizeof(CopyDescriptor) == 24, "the host writes 24-byte descriptors");
+static_assert(sizeof(CompactDescriptor) == 112, "the host writes 112-byte compact descriptors");
+static_assert(sizeof(InlineList) <= 4096 && sizeof(CompactList) <= 4096, "a kernel's parameters");
 static_assert(sizeof(Word) == 16, "the ladder counts in words of 16 bytes");
 
 DEVICE CopyDescriptor load_descriptor(const CopyDescriptor* descriptor) {
@@ -241,6 +283,133 @@ DEVICE void copy_range(CopyDescriptor range, u32 lane, u32 lanes) {
     if (at_edge) store_streaming(range.dst + edge, edge_byte);
 }
 
+// DEPTH words a lane of a plane: rows of `row_words` words that lie a stride apart at either end.
+// `column` is that of this lane's first word, `src` and `dst` its addresses; a step of all lanes
+// goes `step_rows` rows and `step_columns` columns on. Addresses are made twice, once to load and
+// once to store, because keeping them takes more registers than adding again.
+struct PlaneEnd {
+    u64 address;
+    u64 step;  // bytes from one step to the next inside a row
+    u64 turn;  // bytes to add where a step passes the end of a row
+};
+
+struct PlaneWalk {
+    u32 column, row_words, step_columns;
+};
+
+DEVICE void advance(PlaneEnd& end, PlaneWalk& walk) {
+    end.address += end.step;
+    walk.column += walk.step_columns;
+    if (walk.column >= walk.row_words) {
+        walk.column -= walk.row_words;
+        end.address += end.turn;
+    }
+}
+
+template <bool WHOLE>
+DEVICE void copy_plane_batch(PlaneEnd& src, PlaneEnd& dst, PlaneWalk& walk, u32 words, u32 lane,
+                             u32 lanes) {
+    const u32 depth = 8;
+    Word word[depth] = {};  // zero for the reason in `copy_batch`
+    PlaneWalk loads = walk;
+    UNROLL
+    for (u32 step = 0; step < depth; step++) {
+        if (WHOLE || lane + step * lanes < words) word[step] = load_streaming<Word>(src.address);
+        advance(src, loads);
+    }
+    UNROLL
+    for (u32 step = 0; step < depth; step++) {
+        if (WHOLE || lane + step * lanes < words) store_streaming(dst.address, word[step]);
+        advance(dst, walk);
+    }
+}
+
+// Words [first, first + words) of a plane, counted row by row.
+DEVICE void copy_plane(const CompactDescriptor& plane, u64 src, u64 dst, u32 first, u32 words,
+                       u32 lane, u32 lanes) {
+    const u32 batch = 8 * lanes;
+    u32 row_words = static_cast<u32>(plane.len / 16);
+    u32 row = (first + lane) / row_words;
+    u32 step_rows = lanes / row_words;
+    PlaneWalk walk;
+    walk.row_words = row_words;
+    walk.column = first + lane - row * row_words;
+    walk.step_columns = lanes - step_rows * row_words;
+    PlaneEnd from, to;
+    from.address = src + row * plane.src_row + walk.column * 16ull;
+    from.step = step_rows * plane.src_row + walk.step_columns * 16ull;
+    from.turn = plane.src_row - plane.len;
+    to.address = dst + row * plane.dst_row + walk.column * 16ull;
+    to.step = step_rows * plane.dst_row + walk.step_columns * 16ull;
+    to.turn = plane.dst_row - plane.len;
+    NO_UNROLL
+    for (; words >= batch; words -= batch) {
+        copy_plane_batch<true>(from, to, walk, batch, lane, lanes);
+    }
+    if (words > 0) copy_plane_batch<false>(from, to, walk, words, lane, lanes);
+}
+
+// One unit of a compact list: which descriptor, which of its units inside one layer of one page,
+// and where that layer of that page begins.
+struct CompactUnit {
+    u64 src, dst;
+    u32 descriptor, unit;
+};
+
+DEVICE u64 page_number(u64 pages, u32 page) {
+    return pages == 0 ? page : load_streaming<u32>(pages + page * 4ull);
+}
+
+// `descriptor` is that of an earlier unit or 0; units are asked for in ascending order.
+DEVICE CompactUnit locate(const CompactDescriptor* list, u32 descriptor, u32 unit) {
+    while (unit >= list[descriptor].end) descriptor++;
+    const CompactDescriptor& compact = list[descriptor];
+    if (descriptor > 0) unit -= list[descriptor - 1].end;
+    u32 of_all_layers = unit / compact.layer_units;
+    u32 page = of_all_layers / compact.layers;
+    u64 layer = of_all_layers - page * compact.layers;
+    CompactUnit found;
+    found.src = compact.src + page_number(compact.src_pages, page) * compact.src_page +
+                layer * compact.src_layer;
+    found.dst = compact.dst + page_number(compact.dst_pages, page) * compact.dst_page +
+                layer * compact.dst_layer;
+    found.descriptor = descriptor;
+    found.unit = unit - of_all_layers * compact.layer_units;
+    return found;
+}
+
+DEVICE void copy_unit(const CompactDescriptor& compact, CompactUnit at, u32 lane, u32 lanes) {
+    if (compact.row_units == 0) {
+        u32 words = compact.rows * static_cast<u32>(compact.len / 16);
+        u32 first = at.unit * compact.tile;
+        u32 count = words - first < compact.tile ? words - first : compact.tile;
+        copy_plane(compact, at.src, at.dst, first, count, lane, lanes);
+        return;
+    }
+    u32 row = at.unit / compact.row_units;
+    u64 offset = static_cast<u64>(at.unit - row * compact.row_units) * compact.tile;
+    CopyDescriptor range;
+    range.src = at.src + row * compact.src_row + offset;
+    range.dst = at.dst + row * compact.dst_row + offset;
+    range.len = compact.len - offset < compact.tile ? compact.len - offset : compact.tile;
+    copy_range(range, lane, lanes);
+}
+
+// As `copy_list`, for `count` compact descriptors, at least one. Units and warps together are fewer
+// than 2^32, which the host sees to.
+DEVICE void copy_compact(const CompactDescriptor* list, u32 count, u32 warp, u32 warps, u32 lane,
+                         u32 lanes) {
+    u32 units = list[count - 1].end;
+    if (warp >= units) return;
+    CompactUnit now = locate(list, 0, warp);
+    for (u32 unit = warp; unit < units; unit += warps) {
+        CompactUnit next = now;
+        if (unit + warps < units) next = locate(list, now.descriptor, unit + warps);
+        copy_unit(list[now.descriptor], now, lane, lanes);
+        now = next;
+    }
+}
+
 // What lane `lane` of warp `warp`, of `warps` in the launch, does.
 DEVICE void copy_list(const CopyDescriptor* descriptors, u32 count, u64 warp, u64 warps, u32 lane,
                       u32 lanes) {
@@ -268,16 +437,47 @@ extern "C" void kvferry_copy_host(const CopyDescriptor* descriptors, u32 count, 
     }
 }
 
+extern "C" void kvferry_copy_compact_host(const CompactDescriptor* list, u32 count, u32 grid,
+                                          u32 lanes) {
+    u32 warps_per_block = BLOCK / lanes;
+    for (u32 block = 0; block < grid; block++) {
+        for (u32 thread = 0; thread < BLOCK; thread++) {
+            u32 warp = block * warps_per_block + thread / lanes;
+            copy_compact(list, count, warp, grid * warps_per_block, thread % lanes, lanes);
+        }
+    }
+}
+
 #else
 
 static_assert(LANES >= 30, "the head and the tail are copied in one step, one byte a lane");
 
+#define WARPS_PER_BLOCK (BLOCK / LANES)
+
 extern "C" __global__ void __launch_bounds__(BLOCK)
 kvferry_copy(const CopyDescriptor* descriptors, u32 count) {
-    const u64 warps_per_block = BLOCK / LANES;
-    u64 warp = blockIdx.x * warps_per_block + threadIdx.x / LANES;
-    u64 warps = gridDim.x * warps_per_block;
+    u64 warp = blockIdx.x * static_cast<u64>(WARPS_PER_BLOCK) + threadIdx.x / LANES;
+    u64 warps = gridDim.x * static_cast<u64>(WARPS_PER_BLOCK);
     copy_list(descriptors, count, warp, warps, threadIdx.x % LANES, LANES);
+}
+
+// Parameters that are indexed with a variable stay where they are only if the kernel promises not
+// to write them.
+extern "C" __global__ void __launch_bounds__(BLOCK)
+kvferry_copy_inline(const PARAMETER InlineList parameters) {
+    u32 warp = blockIdx.x * WARPS_PER_BLOCK + threadIdx.x / LANES;
+    u32 warps = gridDim.x * WARPS_PER_BLOCK;
+    for (u32 index = warp; index < parameters.count; index += warps) {
+        copy_range(parameters.list[index], threadIdx.x % LANES, LANES);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK)
+kvferry_copy_compact(const PARAMETER CompactList parameters) {
+    u32 warp = blockIdx.x * WARPS_PER_BLOCK + threadIdx.x / LANES;
+    u32 warps = gridDim.x * WARPS_PER_BLOCK;
+    copy_compact(parameters.list, static_cast<u32>(parameters.count), warp, warps,
+                 threadIdx.x % LANES, LANES);
 }
 
 #endif

@@ -59,6 +59,8 @@ transport_conformance! {
         small_allocations_that_may_share_a_block_are_told_apart
         memory_that_was_freed_and_allocated_again_is_never_read_stale
         a_peer_that_is_opened_again_maps_the_same_memory_again
+        an_address_that_is_valid_in_both_processes_means_the_peers_memory
+        idle_mappings_beyond_the_bound_close_and_open_again
         every_step_works_on_a_thread_of_its_own
         what_completed_stays_completed_when_the_peer_ends
         a_peer_that_restarts_under_its_name_is_told_from_the_old_one
@@ -111,6 +113,13 @@ transport_conformance! {
         a_batch_that_runs_when_its_peer_dies_fails_once_it_is_quiet
         nothing_is_complete_before_its_bytes_are_at_the_peer
         an_import_that_fails_at_any_chunk_leaves_nothing_and_can_be_tried_again
+        one_allocation_is_one_mapping_though_every_export_of_it_differs
+        memory_that_is_withdrawn_under_a_running_batch_is_kept_until_the_batch_ends
+        allocations_that_are_first_used_at_the_same_time_share_one_proof
+        devices_that_deliver_wrong_bytes_are_not_used_and_say_so_once
+        memory_that_cannot_be_opened_though_the_device_is_reachable_is_refused_and_said_once
+        a_peer_that_dies_while_devices_are_tried_out_is_lost_and_they_are_not_blamed
+        what_keeps_devices_from_being_tried_out_does_not_count_against_them
     }
     alone {}
 }

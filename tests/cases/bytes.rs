@@ -91,6 +91,7 @@ pub(crate) fn nothing_is_complete_before_its_bytes_are_at_the_peer(
         pair.here.peer().refresh().expect("it answers");
         let image = Image { layout: layout.clone(), source_seed, guard_seed };
         let one = Move { write: true, local, remote, layout, threads: 1, times: 1 };
+        pair.prove();
         control(&pair.here).hold();
         let engine = &pair.here.engine;
         let id = engine.submit(pair.target(), Op::Write, &one.ranges()).expect("submits");

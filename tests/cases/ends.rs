@@ -10,7 +10,7 @@ use kvferry_device::sim::Live;
 use rand::Rng;
 use rand::rngs::SmallRng;
 
-use super::{Pair, before_notice, control, lost, settled, submits_until_lost};
+use super::{Pair, before_notice, control, lost, proves_once, settled, submits_until_lost};
 use crate::peer_process::{
     Image, Kind, Layout, Move, Obey, Order, PATIENCE, PeerProcess, Side, eventually,
 };
@@ -24,6 +24,7 @@ pub(crate) fn a_peer_killed_at_any_moment_ends_every_batch_and_leaves_nothing(
     let (source_len, destination_len) = layout.extents();
     let len = source_len.max(destination_len);
     let mut here = Side::start(kind, None).expect("a side");
+    proves_once(&mut here, kind);
     let local = here.filled(len, 0);
     let mut before = None;
     // How long a transfer takes, first use included, is about how long to wait at most.
@@ -167,6 +168,7 @@ pub(crate) fn a_batch_that_runs_when_its_peer_dies_fails_once_it_is_quiet(
         let mut pair = Pair::start(kind);
         let remote = pair.there.filled(LEN, random.random());
         let local = pair.here.filled(LEN, random.random());
+        pair.prove();
         pair.here.peer().refresh().expect("it answers");
         let (engine, device) = (&pair.here.engine, control(&pair.here));
         device.hold();

@@ -153,7 +153,7 @@ pub(crate) fn a_gpu_reads_and_writes_host_memory_of_another_process(
     random: &mut SmallRng,
 ) {
     // H13, B18.
-    let mut pair = Pair::of(kind, Kind::Host);
+    let mut pair = Pair::of(kind, Kind::Host, &[]);
     for len in [LEN, LEN + 1, 3 * LEN + 4097] {
         let remote = pair.there.address(Order::Allocate { len });
         both_ways(&mut pair, remote, len - LEN, len, random);

@@ -2,15 +2,17 @@
 
 use std::collections::HashSet;
 use std::sync::Barrier;
+use std::time::Instant;
 
-use kvferry::{Error, Op, Range};
+use kvferry::{Error, Op, Range, RangeError, State};
 use kvferry_device::sim::{self, Live};
 use rand::Rng;
 use rand::rngs::SmallRng;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-use super::{Pair, settled};
+use super::{Pair, control, proves_once, settled};
 use crate::peer_process::{
-    Answer, Image, Kind, Layout, Obey, Order, PeerProcess, Piece, Side, eventually,
+    Answer, Image, Kind, Layout, Obey, Order, PATIENCE, PeerProcess, Piece, Side, eventually,
 };
 
 pub(crate) fn views_of_one_allocation_are_read_and_written_at_their_own_offsets(
@@ -189,7 +191,9 @@ pub(crate) fn threads_that_race_to_the_first_use_all_succeed(kind: Kind, random:
         });
         here.verify(local, Image::untouched(theirs));
         if kind == Kind::Sim {
-            assert_eq!(opened(&here) - before, 1, "round {round}: one open");
+            // The first of all is that of the proof.
+            let opens = if round == 0 { 2 } else { 1 };
+            assert_eq!(opened(&here) - before, opens, "round {round}: one open");
         }
         drop(peers);
         here.done(Order::Free { addr: local });
@@ -262,6 +266,7 @@ pub(crate) fn mappings_and_descriptors_end_with_the_peer(kind: Kind, random: &mu
     // B06: the process ends first, or the handle is dropped first.
     const LEN: u64 = 1 << 20;
     let mut here = Side::start(kind, None).expect("a side");
+    proves_once(&mut here, kind);
     let local = here.filled(LEN, 0);
     let mut before = None;
     for round in 0..51 {
@@ -290,6 +295,204 @@ pub(crate) fn mappings_and_descriptors_end_with_the_peer(kind: Kind, random: &mu
         let before = *before.get_or_insert_with(|| settled(&mut here));
         eventually("descriptors stay flat", || here.usage().within(&before));
     }
+}
+
+pub(crate) fn an_address_that_is_valid_in_both_processes_means_the_peers_memory(
+    kind: Kind,
+    random: &mut SmallRng,
+) {
+    // B12: two processes of one host, both named 127.0.0.1; the peer's address is also one of ours.
+    const LEN: u64 = 8 << 20;
+    let mut pair = Pair::start(kind);
+    assert!(pair.there.name.starts_with("127.0.0.1:"), "{}", pair.there.name);
+    let (theirs, ours) = (random.random(), random.random());
+    // A real GPU's driver gives two processes the same addresses by itself, now and then.
+    let mut remote = pair.there.filled(LEN, theirs);
+    let mut decoy = None;
+    while kind != Kind::Cuda && decoy.is_none() {
+        decoy = Decoy::at(remote, LEN);
+        if decoy.is_none() {
+            remote = pair.there.filled(LEN, theirs);
+        }
+    }
+    let local = pair.here.filled(LEN, ours);
+    pair.here.peer().refresh().expect("it answers");
+    pair.here.run(pair.target(), Op::Read, &[Range { local, remote, len: LEN }]).expect("reads");
+    pair.here.verify(local, Image::untouched(theirs));
+    pair.here.done(Order::Fill { addr: local, seed: ours });
+    pair.here.run(pair.target(), Op::Write, &[Range { local, remote, len: LEN }]).expect("writes");
+    pair.there.verify(remote, Image::untouched(ours));
+    assert!(decoy.is_none_or(|decoy| decoy.bytes().iter().all(|byte| *byte == Decoy::BYTE)));
+}
+
+/// Memory of this process at an address of another one's.
+struct Decoy {
+    at: *mut std::ffi::c_void,
+    len: usize,
+}
+
+impl Decoy {
+    const BYTE: u8 = 0xda;
+
+    /// `None` if something is there already.
+    fn at(addr: u64, len: u64) -> Option<Self> {
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
+        let (wanted, len) = (addr as *mut std::ffi::c_void, len as usize);
+        // SAFETY: the kernel refuses to replace a mapping.
+        let at = unsafe { mmap_anonymous(wanted, len, ProtFlags::READ | ProtFlags::WRITE, flags) };
+        let decoy = Self { at: at.ok()?, len };
+        // SAFETY: all of the mapping, which nobody else knows.
+        unsafe { decoy.at.cast::<u8>().write_bytes(Self::BYTE, len) };
+        (decoy.at == wanted).then_some(decoy)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: as in `at`; whoever wrote to it by mistake has ended.
+        unsafe { std::slice::from_raw_parts(self.at.cast(), self.len) }
+    }
+}
+
+impl Drop for Decoy {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `at`, and no slice of it lives longer.
+        unsafe { munmap(self.at, self.len) }.expect("it is mapped");
+    }
+}
+
+pub(crate) fn idle_mappings_beyond_the_bound_close_and_open_again(
+    kind: Kind,
+    random: &mut SmallRng,
+) {
+    // A peer with more allocations than mappings are kept: bytes stay right, mappings stay few.
+    const LEN: u64 = 100_000;
+    const BOUND: usize = 3;
+    let mut pair = Pair::start_with(kind, &[("MC_KVFERRY_MAX_MAPPINGS", "3")]);
+    let held: Vec<(u64, u64)> = (0..7)
+        .map(|_| {
+            let seed = random.random();
+            (pair.there.filled(LEN, seed), seed)
+        })
+        .collect();
+    let local = pair.here.filled(LEN, 0);
+    pair.here.peer().refresh().expect("it answers");
+    let live = |side: &Side| side.control.as_ref().map(|control| control.live(Live::Mappings));
+    let mut opened = HashSet::new();
+    for _ in 0..60 {
+        let at = random.random_range(0..held.len());
+        let (remote, theirs) = held[at];
+        opened.insert(at);
+        pair.here
+            .run(pair.target(), Op::Read, &[Range { local, remote, len: LEN }])
+            .expect("reads");
+        pair.here.verify(local, Image::untouched(theirs));
+        let open = pair.target().open_count();
+        assert_eq!(open, opened.len().min(BOUND));
+        assert!(live(&pair.here).is_none_or(|live| live == open as u64));
+    }
+    // One batch that needs them all has them all, and the next use comes back to the bound.
+    let part = LEN / 10;
+    let guard = random.random();
+    let batch = pair.here.filled(LEN, guard);
+    let offset = |at: usize| at as u64 * part;
+    let all: Vec<Range> = (0..held.len())
+        .map(|at| Range { local: batch + offset(at), remote: held[at].0 + offset(at), len: part })
+        .collect();
+    pair.here.run(pair.target(), Op::Read, &all).expect("reads");
+    for (at, &(remote, theirs)) in held.iter().enumerate() {
+        // The rest of the buffer as it would be after reading it all.
+        let rest = |from: u64, to: u64| Range {
+            local: batch + from,
+            remote: remote + from,
+            len: to - from,
+        };
+        let others = [rest(0, offset(at)), rest(offset(at + 1), LEN)];
+        pair.here.run(pair.target(), Op::Read, &others).expect("reads");
+        pair.here.verify(batch, Image::untouched(theirs));
+        pair.here.run(pair.target(), Op::Read, &all).expect("reads");
+    }
+    let (remote, theirs) = held[0];
+    pair.here.run(pair.target(), Op::Read, &[Range { local, remote, len: LEN }]).expect("reads");
+    pair.here.verify(local, Image::untouched(theirs));
+}
+
+pub(crate) fn one_allocation_is_one_mapping_though_every_export_of_it_differs(
+    kind: Kind,
+    random: &mut SmallRng,
+) {
+    // B08.
+    const LEN: u64 = 100_000;
+    let mut pair = Pair::start(kind);
+    let theirs = random.random();
+    let remote = pair.there.filled(LEN, theirs);
+    let mut handles = HashSet::new();
+    for _ in 0..100 {
+        let Answer::Handle(handle) = pair.there.ask(Order::Export { addr: remote }) else {
+            panic!("a simulated GPU has handles")
+        };
+        handles.insert(handle);
+    }
+    assert_eq!(handles.len(), 100);
+    pair.prove();
+    let before = control(&pair.here).calls("open");
+    let local = pair.here.filled(LEN, 0);
+    let peers: Vec<_> = (0..100)
+        .map(|_| {
+            let peer = pair.here.node.open(&pair.there.name).expect("opens");
+            let range = Range { local, remote, len: LEN };
+            pair.here.run(peer.target(), Op::Read, &[range]).expect("reads");
+            peer
+        })
+        .collect();
+    assert!(peers.iter().all(|peer| peer.target().open_count() == 1));
+    let device = control(&pair.here);
+    assert_eq!((device.calls("open") - before, device.live(Live::Mappings)), (1, 1));
+    drop(peers);
+    assert_eq!(control(&pair.here).live(Live::Mappings), 0);
+    pair.here.verify(local, Image::untouched(theirs));
+}
+
+pub(crate) fn memory_that_is_withdrawn_under_a_running_batch_is_kept_until_the_batch_ends(
+    kind: Kind,
+    random: &mut SmallRng,
+) {
+    // By the peer, whose memory stays mapped here, and by this side, which waits.
+    const LEN: u64 = 100_000;
+    let mut pair = Pair::start(kind);
+    pair.prove();
+    let theirs = random.random();
+    let remote = pair.there.filled(LEN, theirs);
+    let local = pair.here.filled(LEN, random.random());
+    pair.here.peer().refresh().expect("it answers");
+    let range = Range { local, remote, len: LEN };
+    control(&pair.here).hold();
+    let id = pair.here.engine.submit(pair.target(), Op::Read, &[range]).expect("submits");
+    pair.there.done(Order::Free { addr: remote });
+    pair.here.peer().refresh().expect("it answers");
+    assert_eq!(pair.target().open_count(), 0);
+    assert_eq!(control(&pair.here).live(Live::Mappings), 1, "the batch runs");
+    let (engine, device) = (&pair.here.engine, control(&pair.here));
+    let again = engine.submit(pair.target(), Op::Read, &[range]);
+    assert!(matches!(again, Err(Error::Range(RangeError::NotRegistered { .. }))), "{again:?}");
+    std::thread::scope(|scope| {
+        let unregister = scope.spawn(|| engine.unregister(local));
+        let start = Instant::now();
+        while !engine.segment().regions.is_empty() {
+            assert!(start.elapsed() < PATIENCE, "the region is withdrawn at once");
+            std::thread::yield_now();
+        }
+        assert!(!unregister.is_finished(), "it returned while a batch was running");
+        assert_eq!(engine.poll(id).map(|status| status.state), Ok(State::Running));
+        device.release();
+        unregister.join().expect("no panic").expect("the batch ended");
+    });
+    assert_eq!(engine.poll(id).map(|status| status.state), Ok(State::Completed));
+    assert_eq!(device.live(Live::Mappings), 0);
+    engine.release(id).expect("it ended");
+    // Its bytes are there: what was mapped was still the memory of that time.
+    pair.here.verify(local, Image::untouched(theirs));
+    // The buffer's own end finds it unregistered otherwise, and leaks it.
+    // SAFETY: it is the buffer's memory, which ends with the side.
+    unsafe { pair.here.engine.register(local, LEN) }.expect("registers again");
 }
 
 /// Reads all of the peer's buffers, address and length, in one batch, then writes each in its own.

@@ -4,6 +4,7 @@ mod bytes;
 mod ends;
 mod kinds;
 mod mappings;
+mod proofs;
 mod refusals;
 
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ pub(crate) use bytes::*;
 pub(crate) use ends::*;
 pub(crate) use kinds::*;
 pub(crate) use mappings::*;
+pub(crate) use proofs::*;
 pub(crate) use refusals::*;
 
 /// A side here and one in another process, each opened by the other.
@@ -32,11 +34,16 @@ struct Pair {
 
 impl Pair {
     fn start(kind: Kind) -> Self {
-        Self::of(kind, kind)
+        Self::of(kind, kind, &[])
     }
 
-    fn of(here: Kind, there: Kind) -> Self {
-        let mut here = Side::start(here, None).expect("a side");
+    /// With these knobs on this side.
+    fn start_with(kind: Kind, knobs: &[(&str, &str)]) -> Self {
+        Self::of(kind, kind, knobs)
+    }
+
+    fn of(here: Kind, there: Kind, knobs: &[(&str, &str)]) -> Self {
+        let mut here = Side::start_with(here, None, knobs).expect("a side");
         let mut there = PeerProcess::start(there);
         here.done(Order::Open { name: there.name.clone() });
         there.done(Order::Open { name: here.node.name().to_owned() });
@@ -78,6 +85,30 @@ impl Pair {
     fn target(&self) -> &Target {
         self.here.peer().target()
     }
+
+    /// Lets the devices prove themselves, so that a case may hold this one from now on.
+    fn prove(&mut self) {
+        let target = self.here.peer().target().clone();
+        proves(&mut self.here, &mut self.there, &target);
+    }
+}
+
+/// Reads a little from the peer and leaves no mapping.
+fn proves(here: &mut Side, there: &mut PeerProcess, target: &Target) {
+    let (local, remote) = (here.filled(64, 0), there.filled(64, 1));
+    let peer = here.node.open(&there.name).expect("opens");
+    here.run(peer.target(), Op::Read, &[Range { local, remote, len: 64 }]).expect("reads");
+    assert_eq!(peer.target().incarnation(), target.incarnation());
+    drop(peer);
+    here.done(Order::Free { addr: local });
+    there.done(Order::Free { addr: remote });
+}
+
+/// Lets this side make what all its proofs use, so that it does not count as a leak later.
+fn proves_once(here: &mut Side, kind: Kind) {
+    let mut there = PeerProcess::start(kind);
+    let peer = here.node.open(&there.name).expect("opens");
+    proves(here, &mut there, peer.target());
 }
 
 fn lost(error: &Error) -> bool {
@@ -104,6 +135,7 @@ fn before_notice(error: &Error) -> bool {
     matches!(
         error,
         Error::ExportRefused { .. }
+            | Error::ProbeRefused { .. }
             | Error::Device(DeviceError::BadExport { .. } | DeviceError::Call { .. })
     )
 }

@@ -56,9 +56,18 @@ impl Kind {
 
 /// Defaults, whatever the environment says; one folder for the kernels of all processes.
 pub(crate) fn config() -> Config {
+    config_with(&[])
+}
+
+fn config_with(knobs: &[(&str, &str)]) -> Config {
     let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
-    let knob = |name: &str| (name == "MC_KVFERRY_CACHE_DIR").then(|| cache.clone().into());
-    Config::from_lookup(knob).expect("the folder is absolute, the rest are defaults")
+    let given =
+        |name: &str| knobs.iter().find(|(knob, _)| *knob == name).map(|(_, value)| value.into());
+    let knob = |name: &str| match name {
+        "MC_KVFERRY_CACHE_DIR" => Some(cache.clone().into()),
+        name => given(name),
+    };
+    Config::from_lookup(knob).expect("the folder is absolute, the cases know the rest")
 }
 
 /// What a side is asked to do. Buffers are named by their address.
@@ -230,7 +239,16 @@ pub(crate) struct Side {
 
 impl Side {
     pub(crate) fn start(kind: Kind, listen: Option<SocketAddr>) -> Result<Self, Failure> {
-        let config = config();
+        Self::start_with(kind, listen, &[])
+    }
+
+    /// With these knobs, and the defaults of the others.
+    pub(crate) fn start_with(
+        kind: Kind,
+        listen: Option<SocketAddr>,
+        knobs: &[(&str, &str)],
+    ) -> Result<Self, Failure> {
+        let config = config_with(knobs);
         let Opened { device, control } = kind.open(&config)?;
         let engine = Engine::new(config, vec![Arc::clone(&device)])?;
         let mut options = NodeOptions::default();

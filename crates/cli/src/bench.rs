@@ -11,15 +11,17 @@ use kvferry_engine::DeviceName;
 
 use crate::Failure;
 use crate::case::{Direction, Work};
+use crate::interference::{self, Interference};
 use crate::report::{JsonLines, Row, table};
 use crate::shape::Selection;
 use crate::worker::{Answer, Command, Ran, Ready, Side, What};
 
 #[derive(Args, Debug)]
 pub(crate) struct Options {
-    /// Shapes by id or name, separated by commas; `daily` and `all` are lists
-    #[arg(long, default_value = "daily")]
-    shape: Selection,
+    /// Shapes by id or name, separated by commas; `daily` and `all` are lists [default: daily, with
+    /// --interference R2,R6,R3]
+    #[arg(long)]
+    shape: Option<Selection>,
     /// Move this model's KV cache instead: deepseek-v3, qwen2.5-7b, qwen3-4b or kimi-k3
     #[arg(long, conflicts_with = "shape")]
     model: Option<String>,
@@ -37,10 +39,10 @@ pub(crate) struct Options {
     op: Ops,
     /// Where the prefill process keeps its KV cache: host or cuda:N
     #[arg(long, default_value = "host")]
-    device: DeviceName,
+    pub(crate) device: DeviceName,
     /// Where the decode process keeps its own [default: the same]
     #[arg(long)]
-    peer_device: Option<DeviceName>,
+    pub(crate) peer_device: Option<DeviceName>,
     /// Timed transfers of each case
     #[arg(long, default_value = "20")]
     iterations: NonZeroU64,
@@ -55,7 +57,19 @@ pub(crate) struct Options {
     json: Option<PathBuf>,
     /// Seed of layouts and patterns
     #[arg(long, default_value = "1")]
-    seed: u64,
+    pub(crate) seed: u64,
+    /// Measure transfers beside a compute load in the process that moves, and what each costs the
+    /// other: at high and at normal stream priority, back to back and paced, three runs each in
+    /// rotated order
+    #[arg(long, value_name = "LOAD", conflicts_with_all = ["bare", "iterations"])]
+    interference: Option<Interference>,
+    /// Target rate of the paced transfers, in bursts every 50 ms [default: a tenth of what the
+    /// shape reaches alone]
+    #[arg(long, value_name = "GIB_PER_S", requires = "interference", value_parser = interference::rate)]
+    pub(crate) rate: Option<f64>,
+    /// Milliseconds of each measurement of --interference
+    #[arg(long, value_name = "MS", default_value = "500", value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    pub(crate) window: u64,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -79,7 +93,12 @@ const CEILING_TIMES: usize = 8;
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let works: Vec<Work> = match (&options.model, &options.model_config) {
         (None, None) => {
-            options.shape.shapes.iter().map(|shape| Work::Shape(shape.id.clone())).collect()
+            let default = if options.interference.is_some() { "R2,R6,R3" } else { "daily" };
+            let selection = match &options.shape {
+                Some(selection) => selection.clone(),
+                None => default.parse()?,
+            };
+            selection.shapes.iter().map(|shape| Work::Shape(shape.id.clone())).collect()
         }
         (name, config) => {
             let (name, config) = (name.clone(), config.clone());
@@ -95,6 +114,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let labels = works.iter().map(Work::label).collect::<Result<Vec<_>, _>>()?;
     let peer_device = options.peer_device.unwrap_or(options.device);
     let mut json = options.json.as_deref().map(JsonLines::create).transpose()?;
+    if let Some(interference) = options.interference {
+        let works: Vec<_> = works.into_iter().zip(labels).collect();
+        return interference::run(options, interference, directions, &works, json.as_mut());
+    }
     let mut prefill = Worker::start("prefill", options.device)?;
     let mut decode = Worker::start("decode", peer_device)?;
     prefill.open(&decode)?;
@@ -137,7 +160,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 
 /// Of `--shape all`, why a work is left out on this machine.
 fn too_large(options: &Options, work: &Work) -> Result<Option<String>, Failure> {
-    if !options.shape.all {
+    if !options.shape.as_ref().is_some_and(|selection| selection.all) {
         return Ok(None);
     }
     let layout = work.layout(options.seed)?;
@@ -252,7 +275,7 @@ fn measure(
 }
 
 /// Nearest-rank percentile.
-fn percentile(times: &[u64], percent: usize) -> u64 {
+pub(crate) fn percentile(times: &[u64], percent: usize) -> u64 {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
@@ -260,19 +283,29 @@ fn percentile(times: &[u64], percent: usize) -> u64 {
 }
 
 /// One of the two processes.
-struct Worker {
+pub(crate) struct Worker {
     role: &'static str,
     child: Child,
     /// Taken when the worker is told to end.
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    ready: Ready,
+    pub(crate) ready: Ready,
 }
 
 impl Worker {
-    fn start(role: &'static str, device: DeviceName) -> Result<Self, Failure> {
+    pub(crate) fn start(role: &'static str, device: DeviceName) -> Result<Self, Failure> {
+        Self::start_with(role, device, &[])
+    }
+
+    /// As [`Self::start`], with these environment variables in place of those of this process.
+    pub(crate) fn start_with(
+        role: &'static str,
+        device: DeviceName,
+        knobs: &[(&str, &str)],
+    ) -> Result<Self, Failure> {
         let mut child = std::process::Command::new(std::env::current_exe()?)
             .args(["worker", "--device", &device.to_string()])
+            .envs(knobs.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -290,7 +323,7 @@ impl Worker {
         Ok(Self { role, child, input: Some(input), output, ready: serde_json::from_str(&line)? })
     }
 
-    fn ask(&mut self, command: &Command) -> Result<Answer, Failure> {
+    pub(crate) fn ask(&mut self, command: &Command) -> Result<Answer, Failure> {
         let mut line = serde_json::to_string(command)?;
         line.push('\n');
         let sent = match &mut self.input {
@@ -310,12 +343,17 @@ impl Worker {
         }
     }
 
-    fn open(&mut self, other: &Self) -> Result<(), Failure> {
+    pub(crate) fn open(&mut self, other: &Self) -> Result<(), Failure> {
         self.ask(&Command::Open { name: other.ready.name.clone() }).map(|_| ())
     }
 
     /// Address of the buffer, pieces, bytes.
-    fn prepare(&mut self, work: &Work, side: Side, seed: u64) -> Result<(u64, u64, u64), Failure> {
+    pub(crate) fn prepare(
+        &mut self,
+        work: &Work,
+        side: Side,
+        seed: u64,
+    ) -> Result<(u64, u64, u64), Failure> {
         match self.ask(&Command::Prepare { work: work.clone(), side, seed })? {
             Answer::Prepared { addr, descriptors, bytes } => Ok((addr, descriptors, bytes)),
             other => Err(self.unexpected(&other)),
@@ -329,7 +367,12 @@ impl Worker {
         }
     }
 
-    fn verify(&mut self, label: &str, source_seed: u64, guard_seed: u64) -> Result<(), Failure> {
+    pub(crate) fn verify(
+        &mut self,
+        label: &str,
+        source_seed: u64,
+        guard_seed: u64,
+    ) -> Result<(), Failure> {
         match self.ask(&Command::Verify { source_seed, guard_seed })? {
             Answer::Verified { .. } => Ok(()),
             Answer::Mismatch(what) => Err(format!("WRONG BYTES in {label}: {what}").into()),
@@ -347,12 +390,12 @@ impl Worker {
         }
     }
 
-    fn unexpected(&self, answer: &Answer) -> Failure {
+    pub(crate) fn unexpected(&self, answer: &Answer) -> Failure {
         format!("the {} process answered {answer:?}", self.role).into()
     }
 
     /// Closes its input, which ends it, and waits.
-    fn end(mut self) -> Result<(), Failure> {
+    pub(crate) fn end(mut self) -> Result<(), Failure> {
         self.input = None;
         let status = self.child.wait()?;
         if status.success() {

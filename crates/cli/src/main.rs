@@ -3,6 +3,7 @@
 mod bench;
 mod case;
 mod doctor;
+mod interference;
 pub mod layout;
 pub mod model;
 pub mod pattern;

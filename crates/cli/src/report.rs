@@ -45,6 +45,114 @@ pub(crate) struct Row {
     pub(crate) pinned_bytes: u64,
 }
 
+/// One case of `--interference`: a shape moved beside a load, and both of them alone. Times are
+/// microseconds, rates 10^9 bytes a second, losses percent. Percentiles are over all transfers, or
+/// all steps, of all runs.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct InterferenceRow {
+    pub(crate) load: String,
+    /// What a step of the load does.
+    pub(crate) load_about: String,
+    pub(crate) shape: String,
+    pub(crate) transport: String,
+    pub(crate) device: String,
+    pub(crate) peer_device: String,
+    pub(crate) op: String,
+    /// `back_to_back`, or `paced` in bursts at `target_gbps`.
+    pub(crate) pattern: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) target_gbps: Option<f64>,
+    /// `MC_KVFERRY_STREAM_PRIORITY` of the process that moves; without effect on host memory.
+    pub(crate) priority: String,
+    pub(crate) descriptors: u64,
+    pub(crate) bytes: u64,
+    pub(crate) runs: usize,
+    pub(crate) window_ms: u64,
+    /// Transfers without the load, and beside it.
+    pub(crate) idle_transfers: usize,
+    pub(crate) transfers: usize,
+    pub(crate) idle_p50_us: f64,
+    pub(crate) idle_p99_us: f64,
+    pub(crate) idle_max_us: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) max_us: f64,
+    /// `p99_us` over `idle_p99_us`.
+    pub(crate) starved: f64,
+    pub(crate) idle_gbps: f64,
+    pub(crate) gbps: f64,
+    /// Steps of the load a second without transfers, and beside them.
+    pub(crate) load_alone_per_s: f64,
+    pub(crate) load_per_s: f64,
+    /// Mean over the runs, each against the load alone of the same run; below 0 is noise.
+    pub(crate) loss_percent: f64,
+    /// Largest loss of a run less the smallest: how much of the mean is noise.
+    pub(crate) loss_spread_percent: f64,
+    pub(crate) loss_percent_per_gbps: f64,
+    pub(crate) step_alone_p50_us: f64,
+    pub(crate) step_alone_p99_us: f64,
+    pub(crate) step_alone_max_us: f64,
+    pub(crate) step_p50_us: f64,
+    pub(crate) step_p99_us: f64,
+    pub(crate) step_max_us: f64,
+    /// What timing each step costs the load alone.
+    pub(crate) timing_cost_percent: f64,
+    pub(crate) path: String,
+    pub(crate) verified: bool,
+}
+
+/// The table at the end of `--interference`.
+pub(crate) fn interference_table(rows: &[InterferenceRow]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header([
+        "load",
+        "shape",
+        "op",
+        "pattern",
+        "priority",
+        "idle us p50/p99/max",
+        "beside us p50/p99/max",
+        "starved",
+        "GB/s idle/beside",
+        "steps/s alone/beside",
+        "loss %",
+        "+-",
+        "loss % per GB/s",
+        "step us alone p50/p99/max",
+        "step us beside p50/p99/max",
+        "bytes",
+    ]);
+    let three = |p50, p99, max| format!("{p50:.0}/{p99:.0}/{max:.0}");
+    for row in rows {
+        table.add_row([
+            row.load.clone(),
+            row.shape.clone(),
+            row.op.clone(),
+            match row.target_gbps {
+                Some(target) => format!("{} {target:.2}", row.pattern),
+                None => row.pattern.clone(),
+            },
+            row.priority.clone(),
+            three(row.idle_p50_us, row.idle_p99_us, row.idle_max_us),
+            three(row.p50_us, row.p99_us, row.max_us),
+            format!("{:.2}", row.starved),
+            format!("{:.2}/{:.2}", row.idle_gbps, row.gbps),
+            format!("{:.0}/{:.0}", row.load_alone_per_s, row.load_per_s),
+            format!("{:.2}", row.loss_percent),
+            format!("{:.2}", row.loss_spread_percent / 2.0),
+            format!("{:.3}", row.loss_percent_per_gbps),
+            three(row.step_alone_p50_us, row.step_alone_p99_us, row.step_alone_max_us),
+            three(row.step_p50_us, row.step_p99_us, row.step_max_us),
+            if row.verified { "verified" } else { "WRONG" }.to_owned(),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(5).take(10) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
 /// Writes the rows as JSON lines.
 pub(crate) struct JsonLines(BufWriter<File>);
 
@@ -53,7 +161,7 @@ impl JsonLines {
         Ok(Self(BufWriter::new(File::create(path)?)))
     }
 
-    pub(crate) fn write(&mut self, row: &Row) -> std::io::Result<()> {
+    pub(crate) fn write(&mut self, row: &impl Serialize) -> std::io::Result<()> {
         serde_json::to_writer(&mut self.0, row)?;
         self.0.write_all(b"\n")?;
         self.0.flush()

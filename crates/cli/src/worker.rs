@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use kvferry_engine::device::Device;
+use kvferry_engine::device::load::{Load, Loads};
 use kvferry_engine::{
     Buffer, Config, DeviceName, Engine, Op, Range, State, Target, measure, open_device,
 };
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Failure;
 use crate::case::{Direction, Work};
+use crate::interference::{LoadName, Pace, WindowRan, window};
 use crate::layout::Layout;
 use crate::pattern::{Verifier, guard_fill, source_fill};
 
@@ -37,6 +39,12 @@ pub(crate) enum Command {
     Run { direction: Direction, peer: u64, times: usize, what: What },
     /// Compare every byte of the destination with what it must be.
     Verify { source_seed: u64, guard_seed: u64 },
+    /// Start a compute load on the worker's device; `timing` reads how long each step takes.
+    StartLoad { load: LoadName, timing: bool },
+    /// End the load and wait for it.
+    StopLoad,
+    /// Move the prepared work at a pace for a while, and read the load before and after.
+    Window { direction: Direction, peer: u64, pace: Pace, milliseconds: u64 },
     /// Report memory use.
     Usage,
     /// Let go of the other worker, so that its end is no loss.
@@ -65,12 +73,29 @@ pub(crate) enum What {
 pub(crate) enum Answer {
     Opened,
     Closed,
-    Prepared { addr: u64, descriptors: u64, bytes: u64 },
+    Prepared {
+        addr: u64,
+        descriptors: u64,
+        bytes: u64,
+    },
     Filled,
     Ran(Ran),
-    Verified { bytes: u64 },
+    LoadStarted {
+        /// What a step of it does.
+        about: String,
+    },
+    LoadStopped,
+    Window(WindowRan),
+    Verified {
+        bytes: u64,
+    },
     Mismatch(String),
-    Usage { registered: u64, peak: u64, peak_private: u64, pinned: u64 },
+    Usage {
+        registered: u64,
+        peak: u64,
+        peak_private: u64,
+        pinned: u64,
+    },
     Failed(String),
 }
 
@@ -111,7 +136,16 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         device_name: info.name.clone(),
         kernel: info.kernel.clone(),
     };
-    let mut worker = Worker { engine, node, device, peer: None, work: None, registered: 0 };
+    let mut worker = Worker {
+        engine,
+        node,
+        device,
+        peer: None,
+        work: None,
+        registered: 0,
+        loads: None,
+        load: None,
+    };
     let mut output = std::io::stdout().lock();
     let mut answer = |line: String| -> Result<(), Failure> {
         output.write_all(line.as_bytes())?;
@@ -135,6 +169,9 @@ struct Worker {
     work: Option<Prepared>,
     /// The most bytes that were registered at once.
     registered: u64,
+    /// Compiled when the first load is started.
+    loads: Option<Loads>,
+    load: Option<Load>,
 }
 
 struct Prepared {
@@ -152,6 +189,14 @@ impl Worker {
             Command::Prepare { work, side, seed } => self.prepare(&work, side, seed),
             Command::Fill { side, seed } => self.fill(side, seed),
             Command::Run { direction, peer, times, what } => self.run(direction, peer, times, what),
+            Command::StartLoad { load, timing } => self.start_load(load, timing),
+            Command::StopLoad => {
+                self.load = None;
+                Ok(Answer::LoadStopped)
+            }
+            Command::Window { direction, peer, pace, milliseconds } => {
+                self.window(direction, peer, pace, Duration::from_millis(milliseconds))
+            }
             Command::Verify { source_seed, guard_seed } => self.verify(source_seed, guard_seed),
             Command::Close => {
                 self.peer = None;
@@ -217,26 +262,9 @@ impl Worker {
         let local = buffer.addr();
         let ranges: Vec<Range> = match what {
             What::Contiguous => vec![Range { local, remote: peer, len: layout.bytes() }],
-            What::Pieces | What::BareLaunch => {
-                let range = |source: u64, destination: u64, len| match direction {
-                    Direction::Write => {
-                        Range { local: local + source, remote: peer + destination, len }
-                    }
-                    Direction::Read => {
-                        Range { local: local + destination, remote: peer + source, len }
-                    }
-                };
-                layout
-                    .pieces
-                    .iter()
-                    .map(|piece| range(piece.source, piece.destination, piece.len))
-                    .collect()
-            }
+            What::Pieces | What::BareLaunch => ranges(layout, local, direction, peer),
         };
-        let op = match direction {
-            Direction::Write => Op::Write,
-            Direction::Read => Op::Read,
-        };
+        let op = op(direction);
         let opened = self.peer.as_ref().ok_or("no peer was opened")?;
         opened.refresh()?;
         let target = opened.target();
@@ -261,33 +289,92 @@ impl Worker {
     ) -> Result<Ran, Failure> {
         let mut ran = Ran::default();
         for _ in 0..times {
-            let start = Instant::now();
-            let batch = self.engine.submit(target, op, ranges)?;
-            let submitted = start.elapsed();
-            let status = loop {
-                let status = self.engine.poll(batch)?;
-                if status.state != State::Running {
-                    break status;
-                }
-                if start.elapsed() > PATIENCE {
-                    return Err(format!("a batch did not end in {} s", PATIENCE.as_secs()).into());
-                }
-                // The processor moves host memory itself: let it.
-                if self.device.info().vendor == kvferry_engine::device::Vendor::Host {
-                    std::thread::yield_now();
-                } else {
-                    std::hint::spin_loop();
-                }
-            };
-            ran.whole.push(nanoseconds(&start.elapsed()));
-            ran.submit.push(nanoseconds(&submitted));
-            ran.path = status.path.to_string();
-            self.engine.release(batch)?;
-            if let State::Failed(error) = status.state {
-                return Err(error.into());
-            }
+            self.transfer_once(target, op, ranges, &mut ran)?;
         }
         Ok(ran)
+    }
+
+    fn transfer_once(
+        &self,
+        target: &Target,
+        op: Op,
+        ranges: &[Range],
+        ran: &mut Ran,
+    ) -> Result<(), Failure> {
+        let start = Instant::now();
+        let batch = self.engine.submit(target, op, ranges)?;
+        let submitted = start.elapsed();
+        let status = loop {
+            let status = self.engine.poll(batch)?;
+            if status.state != State::Running {
+                break status;
+            }
+            if start.elapsed() > PATIENCE {
+                return Err(format!("a batch did not end in {} s", PATIENCE.as_secs()).into());
+            }
+            // The processor moves host memory itself: let it.
+            if self.device.info().vendor == kvferry_engine::device::Vendor::Host {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        };
+        ran.whole.push(nanoseconds(&start.elapsed()));
+        ran.submit.push(nanoseconds(&submitted));
+        ran.path = status.path.to_string();
+        self.engine.release(batch)?;
+        match status.state {
+            State::Failed(error) => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn start_load(&mut self, load: LoadName, timing: bool) -> Result<Answer, Failure> {
+        // One at a time.
+        self.load = None;
+        let loads = match &mut self.loads {
+            Some(loads) => loads,
+            none => none.insert(Loads::open(self.device.info())?),
+        };
+        let load = self.load.insert(loads.start(load.kind(), timing)?);
+        Ok(Answer::LoadStarted { about: load.about().to_owned() })
+    }
+
+    fn window(
+        &mut self,
+        direction: Direction,
+        peer: u64,
+        pace: Pace,
+        length: Duration,
+    ) -> Result<Answer, Failure> {
+        let (bytes, list) = match (&self.work, pace) {
+            (_, Pace::Nothing) => (0, Vec::new()),
+            (Some(Prepared { layout, buffer }), _) => {
+                (layout.bytes(), ranges(layout, buffer.addr(), direction, peer))
+            }
+            (None, _) => return Err("nothing was prepared".into()),
+        };
+        let opened = self.peer.as_ref().ok_or("no peer was opened")?;
+        opened.refresh()?;
+        let target = opened.target();
+        let op = op(direction);
+        let mut ran = Ran::default();
+        let before = self.load.as_ref().map(Load::read).transpose()?;
+        let took = window(pace, length, bytes, || self.transfer_once(target, op, &list, &mut ran))?;
+        let after = self.load.as_ref().map(Load::read).transpose()?;
+        let mut answer = WindowRan {
+            seconds: took.as_secs_f64(),
+            bytes: bytes * ran.whole.len() as u64,
+            whole: ran.whole,
+            path: ran.path,
+            ..WindowRan::default()
+        };
+        if let (Some(before), Some(after)) = (before, after) {
+            answer.steps = after.steps - before.steps;
+            answer.step_seconds = (after.at - before.at).as_secs_f64();
+            answer.step = after.durations.iter().map(nanoseconds).collect();
+        }
+        Ok(Answer::Window(answer))
     }
 
     fn verify(&mut self, source_seed: u64, guard_seed: u64) -> Result<Answer, Failure> {
@@ -301,6 +388,22 @@ impl Worker {
 
     fn prepared(&self) -> Result<&Prepared, Failure> {
         self.work.as_ref().ok_or_else(|| "nothing was prepared".into())
+    }
+}
+
+/// The pieces of a layout, from this process's side.
+fn ranges(layout: &Layout, local: u64, direction: Direction, peer: u64) -> Vec<Range> {
+    let range = |source: u64, destination: u64, len| match direction {
+        Direction::Write => Range { local: local + source, remote: peer + destination, len },
+        Direction::Read => Range { local: local + destination, remote: peer + source, len },
+    };
+    layout.pieces.iter().map(|piece| range(piece.source, piece.destination, piece.len)).collect()
+}
+
+fn op(direction: Direction) -> Op {
+    match direction {
+        Direction::Write => Op::Write,
+        Direction::Read => Op::Read,
     }
 }
 

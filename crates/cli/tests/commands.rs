@@ -59,6 +59,54 @@ fn a_bench_between_two_processes_verifies_every_line_and_writes_json() {
 }
 
 #[test]
+fn transfers_are_measured_beside_a_load_at_both_priorities_and_paces() {
+    let directory = tempfile::tempdir().expect("a folder");
+    let json = directory.path().join("out.jsonl");
+    let path = json.to_str().expect("text");
+    for op in ["write", "read"] {
+        let arguments = ["bench", "--interference", "memory", "--device", "host", "--shape", "R2"];
+        let more = ["--op", op, "--rate", "0.05", "--window", "30", "--json", path];
+        let output = kvferry(&[&arguments[..], &more[..]].concat(), &[]);
+        assert!(output.status.success(), "{op}: {}", text(&output.stderr));
+        let lines = std::fs::read_to_string(&json).expect("written");
+        let rows: Vec<Value> =
+            lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        let cases: Vec<_> =
+            rows.iter().map(|row| (row["pattern"].as_str(), row["priority"].as_str())).collect();
+        let expected = [
+            ("back_to_back", "high"),
+            ("back_to_back", "normal"),
+            ("paced", "high"),
+            ("paced", "normal"),
+        ];
+        assert_eq!(cases, expected.map(|(pattern, priority)| (Some(pattern), Some(priority))));
+        for row in &rows {
+            assert_eq!((&row["load"], &row["op"]), (&"memory".into(), &op.into()));
+            assert_eq!((&row["verified"], &row["runs"]), (&true.into(), &3.into()));
+            assert_eq!(row["target_gbps"].is_number(), row["pattern"] == "paced", "{row}");
+            for number in [
+                "idle_p99_us",
+                "p50_us",
+                "p99_us",
+                "max_us",
+                "starved",
+                "idle_gbps",
+                "gbps",
+                "load_alone_per_s",
+                "step_alone_p50_us",
+            ] {
+                assert!(row[number].as_f64().is_some_and(|value| value > 0.0), "{number} in {row}");
+            }
+            for number in ["loss_percent", "loss_percent_per_gbps", "timing_cost_percent"] {
+                assert!(row[number].is_number(), "{number} in {row}");
+            }
+        }
+        let said = text(&output.stdout);
+        assert!(said.contains("verified") && said.contains("timing costs"), "{said}");
+    }
+}
+
+#[test]
 fn a_models_cache_moves_by_name_and_by_its_configuration_file() {
     let directory = tempfile::tempdir().expect("a folder");
     let config = directory.path().join("config.json");
@@ -81,6 +129,9 @@ fn a_mistake_of_the_user_is_answered_with_what_would_be_right() {
         (&["bench", "--shape", "R33"][..], &[][..], "R33"),
         (&["bench", "--device", "gpu:0"], &[], "expected host or cuda:N"),
         (&["bench", "--model", "gpt"], &[], "deepseek-v3"),
+        (&["bench", "--interference", "fan"], &[], "blocks"),
+        (&["bench", "--interference", "gemm", "--rate", "0"], &[], "more than 0"),
+        (&["bench", "--rate", "1"], &[], "--interference"),
         (&["bench", "--shape", "R2", "--device", "cuda:999"], &[], "no device cuda:999"),
         (
             &["bench", "--shape", "R2"],

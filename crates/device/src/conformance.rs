@@ -3,14 +3,20 @@
 //! [`device_conformance!`](crate::device_conformance) makes one test a case, so that no backend
 //! loses a case by forgetting it.
 
+mod compact;
+mod ordering;
+
 use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::{
-    CopyDescriptor, CopySource, Device, Error, Export, Memory, Queue, QueueOptions, Seq,
-    SliceSource,
+    CopyDescriptor, CopySource, Device, Error, Export, Memory, Queue, QueueOptions, SliceSource,
+    Ticket, Work,
 };
+
+pub use compact::*;
+pub use ordering::*;
 
 /// One `#[test]` per case for the device that `$open` opens.
 ///
@@ -32,7 +38,11 @@ macro_rules! device_conformance {
                 many_more_pieces_than_the_ring_holds_arrive
                 small_and_large_in_one_submission_both_arrive
                 an_empty_submission_completes
-                submissions_complete_in_order
+                every_submission_completes_and_stays_complete
+                compact_copies_of_random_form_arrive_whole_and_alone
+                compact_copies_of_real_caches_arrive_whole_and_alone
+                more_compact_copies_and_page_numbers_than_a_launch_takes_arrive
+                a_compact_copy_of_nothing_completes
                 complete_is_never_said_before_the_bytes_are_there
                 a_source_that_stutters_is_read_to_its_end
                 piece_counts_around_the_limits_of_a_grid_arrive
@@ -72,10 +82,19 @@ fn queue(device: &Arc<dyn Device>) -> Box<dyn Queue> {
     Arc::clone(device).queue(&options).expect("a queue")
 }
 
-fn finish(queue: &mut dyn Queue, seq: Seq) {
+fn finish(queue: &mut dyn Queue, ticket: Ticket) {
+    let completions = queue.completions();
+    eventually("a submission completes", || {
+        queue.check().expect("the device works");
+        completions.done(ticket)
+    });
+}
+
+/// Polls until it holds.
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
-    while queue.completed().expect("the device works") < seq {
-        assert!(start.elapsed() < Duration::from_secs(60), "submission {seq:?} never completed");
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(60), "it never came to this: {what}");
         std::thread::yield_now();
     }
 }
@@ -96,10 +115,14 @@ fn read(device: &Arc<dyn Device>, addr: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-fn submit(queue: &mut dyn Queue, pieces: &mut dyn CopySource, large: &[CopyDescriptor]) -> Seq {
+fn submit(queue: &mut dyn Queue, pieces: &mut dyn CopySource, large: &[CopyDescriptor]) -> Ticket {
+    submit_work(queue, &mut Work { large, ..Work::pieces(pieces) })
+}
+
+fn submit_work(queue: &mut dyn Queue, work: &mut Work<'_>) -> Ticket {
     // SAFETY: every case keeps the memory until the submission completes, and builds lists
     // without overlaps.
-    unsafe { queue.submit(pieces, large) }.expect("submits")
+    unsafe { queue.submit(work) }.expect("submits")
 }
 
 /// Bytes that differ from their neighbours near and far.
@@ -129,8 +152,8 @@ fn copy_and_check(device: &Arc<dyn Device>, list: &[CopyDescriptor], large: &[Co
     let mut queue = queue(device);
     let small: Vec<_> = list.iter().map(placed).collect();
     let large_placed: Vec<_> = large.iter().map(placed).collect();
-    let seq = submit(&mut *queue, &mut SliceSource(&small), &large_placed);
-    finish(&mut *queue, seq);
+    let ticket = submit(&mut *queue, &mut SliceSource(&small), &large_placed);
+    finish(&mut *queue, ticket);
     let mut expected = vec![GUARD; destination_len];
     for copy in list.iter().chain(large) {
         let (src, dst, len) = (copy.src as usize, copy.dst as usize, copy.len as usize);
@@ -288,17 +311,16 @@ pub fn small_and_large_in_one_submission_both_arrive(device: Arc<dyn Device>) {
 #[doc(hidden)]
 pub fn an_empty_submission_completes(device: Arc<dyn Device>) {
     let mut queue = queue(&device);
-    assert_eq!(queue.completed(), Ok(queue.submitted()));
-    let seq = submit(&mut *queue, &mut SliceSource(&[]), &[]);
-    finish(&mut *queue, seq);
-    assert_eq!(queue.submitted(), seq);
+    assert_eq!(queue.check(), Ok(()));
+    let ticket = submit(&mut *queue, &mut SliceSource(&[]), &[]);
+    finish(&mut *queue, ticket);
     let zero = CopyDescriptor { src: 0, dst: 0, len: 0 };
-    let seq = submit(&mut *queue, &mut SliceSource(&[zero; 3]), &[]);
-    finish(&mut *queue, seq);
+    let ticket = submit(&mut *queue, &mut SliceSource(&[zero; 3]), &[]);
+    finish(&mut *queue, ticket);
 }
 
 #[doc(hidden)]
-pub fn submissions_complete_in_order(device: Arc<dyn Device>) {
+pub fn every_submission_completes_and_stays_complete(device: Arc<dyn Device>) {
     let memory = allocate(&device, 2 << 20);
     let mut queue = queue(&device);
     let copies = |count: u64| -> Vec<_> {
@@ -310,18 +332,19 @@ pub fn submissions_complete_in_order(device: Arc<dyn Device>) {
             })
             .collect()
     };
-    let mut last = queue.submitted();
-    for count in [1000, 1, 0, 3000, 2] {
-        let seq = submit(&mut *queue, &mut SliceSource(&copies(count)), &[]);
-        assert_eq!(seq, Seq(last.0 + 1), "numbers grow by one");
-        last = seq;
+    // More than there are completion words, so that every word has been used before.
+    let mut tickets = Vec::new();
+    for round in 0..5000 {
+        let count = [1000, 1, 0, 3000, 2].get(round).copied().unwrap_or(1);
+        tickets.push(submit(&mut *queue, &mut SliceSource(&copies(count)), &[]));
     }
-    let mut seen = Seq(0);
-    while seen < last {
-        let now = queue.completed().expect("works");
-        assert!(now >= seen && now <= last, "{seen:?} then {now:?}");
-        seen = now;
+    for ticket in &tickets {
+        finish(&mut *queue, *ticket);
     }
+    let completions = queue.completions();
+    assert!(tickets.iter().all(|ticket| completions.done(*ticket)));
+    drop(queue);
+    assert!(tickets.iter().all(|ticket| completions.done(*ticket)), "the words outlive the queue");
 }
 
 #[doc(hidden)]
@@ -334,8 +357,8 @@ pub fn complete_is_never_said_before_the_bytes_are_there(device: Arc<dyn Device>
         let bytes = pattern(64, round);
         write(&device, source.addr() + BIG - 64, &bytes);
         let all = CopyDescriptor { src: source.addr(), dst: destination.addr(), len: BIG };
-        let seq = submit(&mut *queue, &mut SliceSource(&[]), &[all]);
-        finish(&mut *queue, seq);
+        let ticket = submit(&mut *queue, &mut SliceSource(&[]), &[all]);
+        finish(&mut *queue, ticket);
         assert_eq!(read(&device, destination.addr() + BIG - 64, 64), bytes, "round {round}");
     }
 }
@@ -359,15 +382,15 @@ pub fn a_source_that_stutters_is_read_to_its_end(device: Arc<dyn Device>) {
         })
         .collect();
     let mut queue = queue(&device);
-    let seq = submit(&mut *queue, &mut Stutter(SliceSource(&list)), &[]);
-    finish(&mut *queue, seq);
+    let ticket = submit(&mut *queue, &mut Stutter(SliceSource(&list)), &[]);
+    finish(&mut *queue, ticket);
     assert_eq!(read(&device, memory.addr() + (1 << 19), 15_000), pattern(1 << 20, 5)[..15_000]);
 }
 
 #[doc(hidden)]
 pub fn piece_counts_around_the_limits_of_a_grid_arrive(device: Arc<dyn Device>) {
     // FAILURES.md B27: more pieces than any grid dimension, bounded grid and ring.
-    for count in [1u64, 65_535, 65_536, 65_537, 200_000] {
+    for count in [1u64, 159, 160, 161, 162, 65_535, 65_536, 65_537, 200_000] {
         let bytes = count * 64;
         let (source, destination) = (allocate(&device, bytes), allocate(&device, bytes));
         let data = pattern(bytes as usize, count);
@@ -395,8 +418,8 @@ pub fn piece_counts_around_the_limits_of_a_grid_arrive(device: Arc<dyn Device>) 
         let mut queue = Arc::clone(&device).queue(&QueueOptions::default()).expect("a queue");
         let mut pieces =
             Backwards { next: &mut next, count, src: source.addr(), dst: destination.addr() };
-        let seq = submit(&mut *queue, &mut pieces, &[]);
-        finish(&mut *queue, seq);
+        let ticket = submit(&mut *queue, &mut pieces, &[]);
+        finish(&mut *queue, ticket);
         assert!(read(&device, destination.addr(), bytes as usize) == data, "{count} pieces");
     }
 }
@@ -422,8 +445,8 @@ pub fn offsets_beyond_four_gibibytes_are_exact(device: Arc<dyn Device>) {
         })
         .collect();
     let mut queue = queue(&device);
-    let seq = submit(&mut *queue, &mut SliceSource(&list), &[]);
-    finish(&mut *queue, seq);
+    let ticket = submit(&mut *queue, &mut SliceSource(&list), &[]);
+    finish(&mut *queue, ticket);
     for (at, block) in [2142u64, 2143, 4285, 4286].into_iter().enumerate() {
         assert_eq!(
             read(&device, packed.addr() + at as u64 * PAGE, PAGE as usize),
@@ -449,8 +472,8 @@ pub fn every_method_works_on_a_thread_that_never_touched_the_device(device: Arc<
     let queue = std::thread::scope(|scope| {
         scope
             .spawn(move || {
-                let seq = submit(&mut *queue, &mut SliceSource(&[copy]), &[]);
-                finish(&mut *queue, seq);
+                let ticket = submit(&mut *queue, &mut SliceSource(&[copy]), &[]);
+                finish(&mut *queue, ticket);
                 queue
             })
             .join()

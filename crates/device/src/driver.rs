@@ -3,8 +3,22 @@
 
 use std::fmt::Debug;
 
+use crate::compact::CompactDescriptor;
 use crate::device::{Allocation, DeviceInfo, DeviceUuid, Export};
 use crate::error::Result;
+use crate::kernel::Entry;
+use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
+
+/// A block of rows that lie a pitch apart at either end, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rows {
+    pub(crate) src: u64,
+    pub(crate) dst: u64,
+    pub(crate) len: u64,
+    pub(crate) src_pitch: u64,
+    pub(crate) dst_pitch: u64,
+    pub(crate) count: u64,
+}
 
 /// Page-locked host memory that the device reads and writes in place.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +36,7 @@ unsafe impl Send for Pinned {}
 
 /// One device of one vendor.
 ///
-/// All methods but `info`, `reaches` and `enter` run inside a scope made by [`Driver::enter`].
+/// All methods but `info`, `reaches`, `enter`, `warp_lanes` and `resident_blocks` run inside a scope made by [`Driver::enter`].
 /// Streams are non-blocking: they never wait for the legacy default stream.
 pub(crate) trait Driver: Debug + Send + Sync + Sized + 'static {
     /// Makes this device current for the thread; dropping it restores what was current before.
@@ -67,13 +81,40 @@ pub(crate) trait Driver: Debug + Send + Sync + Sized + 'static {
     fn record(&self, event: Self::Event, stream: Self::Stream) -> Result<()>;
     /// Whether all work before the last `record` is done; never blocks.
     fn fired(&self, event: Self::Event) -> Result<bool>;
+    /// Later work of `stream` waits for the last `record`, also if the event is recorded again.
+    fn wait(&self, stream: Self::Stream, event: Self::Event) -> Result<()>;
+    /// After all earlier work of `stream`, and after its bytes are visible everywhere, `value` is
+    /// stored at the device address `word`, which is pinned memory.
+    ///
+    /// # Safety
+    /// `word` is an aligned u32 in pinned memory that lives until then.
+    unsafe fn store(&self, stream: Self::Stream, word: u64, value: u32) -> Result<()>;
+
+    /// Later work of `stream` waits for what the producer holds now. `event` may be recorded for it.
+    /// A stream that is being captured into a graph is refused.
+    fn wait_producer(
+        &self,
+        stream: Self::Stream,
+        producer: ProducerHandle,
+        event: Self::Event,
+    ) -> Result<()>;
+    /// Later work of the consumer waits for the last `record`.
+    fn signal_consumer(&self, consumer: Consumer, event: Self::Event) -> Result<()>;
 
     /// Threads of one warp (wave): one descriptor each.
     fn warp_lanes(&self) -> u32;
+    /// Blocks of that kernel that the device runs at the same time, at least 1.
+    fn resident_blocks(&self, entry: Entry) -> u32;
 
     /// # Safety
     /// As [`crate::Queue::submit`], until an event recorded after it on `stream` fires.
     unsafe fn copy(&self, stream: Self::Stream, dst: u64, src: u64, len: u64) -> Result<()>;
+    /// Starts one DMA for all rows. `false`: the pitches are more than the engine takes, and nothing
+    /// was started.
+    ///
+    /// # Safety
+    /// As `copy`.
+    unsafe fn copy_rows(&self, stream: Self::Stream, rows: Rows) -> Result<bool>;
     /// Starts the copy kernel over `count` descriptors at the device address `descriptors`.
     /// Only where [`crate::Capabilities::KERNEL`] is set; `count` and `blocks` are at least 1.
     ///
@@ -84,6 +125,29 @@ pub(crate) trait Driver: Debug + Send + Sync + Sized + 'static {
         stream: Self::Stream,
         descriptors: u64,
         count: u32,
+        blocks: u32,
+    ) -> Result<()>;
+    /// As `launch`, with 1 to [`INLINE_DESCRIPTORS`](crate::kernel::INLINE_DESCRIPTORS) descriptors
+    /// that are copied before it returns.
+    ///
+    /// # Safety
+    /// As `copy`.
+    unsafe fn launch_inline(
+        &self,
+        stream: Self::Stream,
+        descriptors: &[CopyDescriptor],
+        blocks: u32,
+    ) -> Result<()>;
+    /// As `launch_inline`, with 1 to
+    /// [`COMPACT_DESCRIPTORS`](crate::kernel::COMPACT_DESCRIPTORS) compact descriptors.
+    ///
+    /// # Safety
+    /// As `copy`, for every copy that the descriptors stand for; their page lists stay as they are
+    /// until then, too.
+    unsafe fn launch_compact(
+        &self,
+        stream: Self::Stream,
+        descriptors: &[CompactDescriptor],
         blocks: u32,
     ) -> Result<()>;
 

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use crate::queue::Seq;
+use crate::queue::Ticket;
 
 /// What a device call can fail with: what failed, on which device, in the driver's own words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -130,6 +130,16 @@ pub enum Error {
         /// The device whose memory it is about.
         device: String,
     },
+    /// What a transfer should wait for, or what should wait for it, cannot be waited for.
+    #[error("{device} cannot order a transfer with that {what}: {reason}")]
+    NotOrderable {
+        /// The device that was asked.
+        device: String,
+        /// `stream` or `event`.
+        what: &'static str,
+        /// Why, and what to do.
+        reason: String,
+    },
     /// Zero bytes were asked for, or more than an address can hold.
     #[error("{bytes} bytes cannot be allocated on {device}")]
     BadSize {
@@ -159,8 +169,8 @@ pub struct SubmitError {
 pub enum Left {
     /// Nothing was enqueued; the ranges are free at once.
     Nothing,
-    /// Some copies may run until the queue completes this number.
-    Until(Seq),
+    /// Some copies may run until this submission is done.
+    Until(Ticket),
     /// Nobody can tell: keep the ranges for the life of the process.
     Unknown,
 }

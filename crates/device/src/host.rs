@@ -8,11 +8,13 @@ use std::sync::{Arc, OnceLock};
 use rustix::io::fcntl_dupfd_cloexec;
 use sha2::{Digest, Sha256};
 
+use crate::compact::CompactDescriptor;
 use crate::device::{Allocation, Capabilities, Device, DeviceInfo, DeviceUuid, Export, Vendor};
-use crate::driver::{Driver, Pinned};
+use crate::driver::{Driver, Pinned, Rows};
 use crate::error::{Error, Result};
 use crate::gpu::GpuDevice;
-use crate::queue::CopyDescriptor;
+use crate::kernel::Entry;
+use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
 use crate::software::{Executor, SharedMemory, map, unmap};
 
 /// Opens host memory as a device. Copies run on a thread of the device.
@@ -185,14 +187,47 @@ impl Driver for HostDriver {
         Ok(self.executor.fired(event))
     }
 
+    fn wait(&self, stream: usize, event: usize) -> Result<()> {
+        self.executor.wait(stream, event);
+        Ok(())
+    }
+
+    unsafe fn store(&self, stream: usize, word: u64, value: u32) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.executor.store(stream, word, value) };
+        Ok(())
+    }
+
+    fn wait_producer(&self, _stream: usize, producer: ProducerHandle, _event: usize) -> Result<()> {
+        let what = match producer {
+            ProducerHandle::Stream(_) => "stream",
+            ProducerHandle::Event(_) => "event",
+        };
+        Err(self.no_streams(what))
+    }
+
+    fn signal_consumer(&self, _consumer: Consumer, _event: usize) -> Result<()> {
+        Err(self.no_streams("stream"))
+    }
+
     fn warp_lanes(&self) -> u32 {
         32
+    }
+
+    fn resident_blocks(&self, _entry: Entry) -> u32 {
+        u32::MAX
     }
 
     unsafe fn copy(&self, stream: usize, dst: u64, src: u64, len: u64) -> Result<()> {
         // SAFETY: the caller's contract.
         unsafe { self.executor.copy(stream, CopyDescriptor { src, dst, len }) };
         Ok(())
+    }
+
+    unsafe fn copy_rows(&self, stream: usize, rows: Rows) -> Result<bool> {
+        // SAFETY: the caller's contract.
+        rows.descriptors().for_each(|copy| unsafe { self.executor.copy(stream, copy) });
+        Ok(true)
     }
 
     unsafe fn launch(
@@ -204,6 +239,28 @@ impl Driver for HostDriver {
     ) -> Result<()> {
         // SAFETY: the caller's contract.
         unsafe { self.executor.launch(stream, descriptors, count) };
+        Ok(())
+    }
+
+    unsafe fn launch_inline(
+        &self,
+        stream: usize,
+        descriptors: &[CopyDescriptor],
+        _blocks: u32,
+    ) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.executor.launch_inline(stream, descriptors) };
+        Ok(())
+    }
+
+    unsafe fn launch_compact(
+        &self,
+        stream: usize,
+        descriptors: &[CompactDescriptor],
+        _blocks: u32,
+    ) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.executor.launch_compact(stream, descriptors) };
         Ok(())
     }
 
@@ -221,6 +278,14 @@ impl Driver for HostDriver {
 }
 
 impl HostDriver {
+    fn no_streams(&self, what: &'static str) -> Error {
+        Error::NotOrderable {
+            device: self.info.to_string(),
+            what,
+            reason: "host memory has no streams; submit once the work is done".into(),
+        }
+    }
+
     fn unknown(&self, addr: u64) -> Error {
         Error::UnknownAddress { device: self.info.to_string(), addr }
     }

@@ -23,16 +23,61 @@ use sha2::{Digest, Sha256};
 /// The source of the copy kernel, for NVRTC and hipRTC.
 pub(crate) const SOURCE: &str = include_str!("../../../kernels/copy.cu");
 
-/// The name of the kernel in [`SOURCE`].
-pub(crate) const ENTRY: &str = "kvferry_copy";
+/// A kernel of [`SOURCE`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// Descriptors in pinned memory.
+    Ring,
+    /// Descriptors in the kernel's parameters.
+    Inline,
+    /// Compact descriptors in the kernel's parameters.
+    Compact,
+}
 
-/// Threads of a block; the kernel is compiled for exactly this many.
+impl Entry {
+    pub(crate) const ALL: [Self; 3] = [Self::Ring, Self::Inline, Self::Compact];
+
+    /// Its name in [`SOURCE`].
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ring => "kvferry_copy",
+            Self::Inline => "kvferry_copy_inline",
+            Self::Compact => "kvferry_copy_compact",
+        }
+    }
+}
+
+/// Threads of a block; the kernels are compiled for exactly this many.
 pub(crate) const BLOCK_THREADS: u32 = 256;
 
-/// Blocks for `count` descriptors: one warp of `lanes` threads each while that fits into
+/// Descriptors that fit into the parameters of [`Entry::Inline`].
+pub(crate) const INLINE_DESCRIPTORS: usize = 160;
+
+/// Compact descriptors that fit into the parameters of [`Entry::Compact`].
+pub(crate) const COMPACT_DESCRIPTORS: usize = 32;
+
+/// The parameters of [`Entry::Inline`] and [`Entry::Compact`].
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Parameters<T, const N: usize> {
+    list: [T; N],
+    count: u64,
+}
+
+impl<T: Copy + Default, const N: usize> Parameters<T, N> {
+    /// Of the first `N` of a list.
+    pub(crate) fn new(list: &[T]) -> Self {
+        let count = list.len().min(N);
+        let mut parameters = Self { list: [T::default(); N], count: count as u64 };
+        parameters.list[..count].copy_from_slice(&list[..count]);
+        parameters
+    }
+}
+
+/// Blocks for `units` units of work: one warp of `lanes` threads each while that fits into
 /// `max_blocks`; beyond it warps take several.
-pub(crate) fn grid(count: u32, lanes: u32, max_blocks: u32) -> u32 {
-    count.div_ceil(BLOCK_THREADS / lanes).clamp(1, max_blocks.max(1))
+pub(crate) fn grid(units: u32, lanes: u32, max_blocks: u32) -> u32 {
+    units.div_ceil(BLOCK_THREADS / lanes).clamp(1, max_blocks.max(1))
 }
 
 /// Compiled kernels on disk, one file for each source, architecture and kind.
@@ -185,9 +230,17 @@ mod tests {
     }
 
     #[test]
-    fn source_defines_the_entry_and_the_block_size() {
-        assert!(SOURCE.contains(&format!("{ENTRY}(const CopyDescriptor* descriptors, u32 count)")));
-        assert!(SOURCE.contains(&format!("#define BLOCK {BLOCK_THREADS}\n")));
+    fn source_defines_the_entries_and_the_same_sizes() {
+        for entry in Entry::ALL {
+            assert!(SOURCE.contains(&format!("\n{}(const ", entry.name())), "{entry:?}");
+        }
+        for (name, value) in [
+            ("BLOCK", BLOCK_THREADS as usize),
+            ("INLINE_DESCRIPTORS", INLINE_DESCRIPTORS),
+            ("COMPACT_DESCRIPTORS", COMPACT_DESCRIPTORS),
+        ] {
+            assert!(SOURCE.contains(&format!("#define {name} {value}\n")), "{name}");
+        }
     }
 
     #[test]

@@ -1,19 +1,22 @@
 //! Devices that hold KV cache, behind one trait; the vendor is chosen at run time.
 //!
 //! A [`Device`] allocates and exports memory and opens [`Queue`]s. A queue runs copies; each
-//! submission gets a [`Seq`], and `completed() >= seq` means every byte of it has landed.
+//! submission gets a [`Ticket`], and [`Completions::done`] means every byte of it has landed.
 //!
 //! This crate holds all GPU `unsafe` code. It never reads the environment, and it does not check
 //! addresses that its caller can check.
 
 #[cfg(any(feature = "cuda", feature = "testing"))]
 mod chunks;
+mod compact;
 mod device;
 mod driver;
 mod error;
 mod gpu;
+mod gpu_queue;
 mod host;
 mod kernel;
+pub mod load;
 mod queue;
 mod software;
 
@@ -32,4 +35,7 @@ pub use device::{
 };
 pub use error::{Error, Left, Result, SubmitError};
 pub use host::{host, host_uuid};
-pub use queue::{CopyDescriptor, CopySource, Queue, QueueOptions, Seq, SliceSource};
+pub use queue::{
+    CompactCopy, CompactEnd, Completions, Consumer, CopyDescriptor, CopySource, Producer, Queue,
+    QueueOptions, SliceSource, Ticket, Work,
+};

@@ -1,7 +1,10 @@
-//! Ordered submission of copies, and their completion.
+//! Submission of copies to a device, and their completion.
 
+use std::ffi::c_void;
 use std::fmt::Debug;
+use std::sync::Arc;
 
+pub use crate::compact::{CompactCopy, CompactEnd};
 use crate::error::{Result, SubmitError};
 
 /// One copy, as `kernels/copy.cu` reads it: 24 bytes, three little-endian u64.
@@ -19,9 +22,27 @@ pub struct CopyDescriptor {
 const _: () =
     assert!(size_of::<CopyDescriptor>() == 24, "kernels/copy.cu reads 24-byte descriptors");
 
-/// Number of a submission on its queue. Numbers only grow; 0 is before the first submission.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Seq(pub u64);
+/// Names one submission of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    /// Which of the queue's completion words the device writes at the end.
+    pub(crate) word: u32,
+    /// What it writes.
+    pub(crate) value: u32,
+}
+
+impl Ticket {
+    /// Of a submission that nobody knows the end of: it is never done.
+    pub const NEVER: Self = Self { word: u32::MAX, value: 0 };
+}
+
+/// Where a device says which submissions have ended. Outlives its queue, and is read without a
+/// lock or a driver call (LAB: an event query costs 1.4 us, this a load from memory).
+pub trait Completions: Debug + Send + Sync {
+    /// Whether every byte of the submission has landed and is visible to whoever may read it. Once
+    /// true it stays true.
+    fn done(&self, ticket: Ticket) -> bool;
+}
 
 /// Hands out descriptors slot by slot, so that a queue packs them straight into its ring while
 /// the device works on the slots before.
@@ -47,6 +68,94 @@ impl CopySource for SliceSource<'_> {
     }
 }
 
+/// What one submission copies, and how.
+pub struct Work<'a> {
+    /// For the kernel, descriptor by descriptor.
+    pub pieces: &'a mut dyn CopySource,
+    /// For the kernel, which expands them.
+    pub compact: &'a [CompactCopy<'a>],
+    /// For DMA, one each.
+    pub large: &'a [CopyDescriptor],
+    /// Whether the kernel may run. Where it may not, or where there is none, a piece is one DMA
+    /// and a compact copy as few 2-D DMAs as its strides allow.
+    pub kernel: bool,
+    /// What has to be done before the first byte is read or written.
+    pub after: Option<Producer>,
+    /// Most blocks of one launch; more than the queue's own bound is no more than that.
+    pub max_grid_blocks: u32,
+}
+
+impl<'a> Work<'a> {
+    /// Pieces by the kernel and nothing else.
+    pub fn pieces(pieces: &'a mut dyn CopySource) -> Self {
+        Self {
+            pieces,
+            compact: &[],
+            large: &[],
+            kernel: true,
+            after: None,
+            max_grid_blocks: u32::MAX,
+        }
+    }
+}
+
+impl Debug for Work<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Work")
+            .field("compact", &self.compact.len())
+            .field("large", &self.large.len())
+            .field("kernel", &self.kernel)
+            .field("after", &self.after)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Work of the caller's own that a submission waits for on the device, without the host.
+///
+/// Handles are the vendor's: a `CUstream` or `cudaStream_t`, a `CUevent` or `cudaEvent_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Producer(pub(crate) ProducerHandle);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProducerHandle {
+    Stream(usize),
+    Event(usize),
+}
+
+impl Producer {
+    /// What the stream holds at the moment of the submission. The vendor's special values (null and
+    /// 1 for the legacy default stream, 2 for the calling thread's) mean the stream that they mean
+    /// on the thread that submits.
+    ///
+    /// # Safety
+    /// The stream belongs to the submission's device and lives until the submission returns.
+    pub unsafe fn stream(handle: *mut c_void) -> Self {
+        Self(ProducerHandle::Stream(handle as usize))
+    }
+
+    /// What the event was last recorded behind.
+    ///
+    /// # Safety
+    /// The event lives until the submission returns.
+    pub unsafe fn event(handle: *mut c_void) -> Self {
+        Self(ProducerHandle::Event(handle as usize))
+    }
+}
+
+/// A stream of the caller's own that waits for a submission on the device, without the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Consumer(pub(crate) usize);
+
+impl Consumer {
+    /// The stream, special values as in [`Producer::stream`].
+    ///
+    /// # Safety
+    /// The stream lives until the call that takes this returns.
+    pub unsafe fn stream(handle: *mut c_void) -> Self {
+        Self(handle as usize)
+    }
+}
+
 /// How a queue runs its copies. Policy lives above; these are the values it chose.
 #[derive(Clone, Debug)]
 pub struct QueueOptions {
@@ -58,12 +167,15 @@ pub struct QueueOptions {
     pub slot_descriptors: usize,
     /// Descriptors of a submission's first launch, at most.
     pub first_descriptors: usize,
-    /// Most blocks of one launch.
+    /// Most blocks of one launch; never more than are resident at once.
     pub max_grid_blocks: u32,
+    /// Most bytes of a compact copy that one warp copies at a time.
+    pub tile_bytes: u64,
     /// Streams ask the driver for its highest priority, so that a transfer does not wait behind
     /// the model's own kernels (LAB.md, "Transfers beside compute": a third of the wait).
     pub high_priority: bool,
-    /// How long submitted work may make no progress before the device counts as lost.
+    /// How long submitted work may make no progress before the device counts as lost. Time that a
+    /// submission waits for its producer does not count.
     pub stall_timeout: std::time::Duration,
 }
 
@@ -75,6 +187,7 @@ impl Default for QueueOptions {
             slot_descriptors: 8192,
             first_descriptors: 2048,
             max_grid_blocks: 528,
+            tile_bytes: 16 << 10,
             high_priority: true,
             stall_timeout: std::time::Duration::from_secs(30),
         }
@@ -83,14 +196,14 @@ impl Default for QueueOptions {
 
 /// Runs copies on one device.
 ///
-/// Each submission gets a [`Seq`]; once [`Queue::completed`] returns that number or a later one,
-/// every byte of the submission has landed and is visible to whoever may read it. Submissions may
-/// overlap on the device, so two that touch the same bytes have no order between them; their
-/// completion is reported in order.
+/// Each submission gets a [`Ticket`]; once [`Completions::done`] says so, every byte of the
+/// submission has landed. Submissions may overlap on the device and end in any order, so two that
+/// touch the same bytes have no order between them; one that waits for its producer holds up no
+/// other.
 pub trait Queue: Debug + Send {
-    /// Enqueues `pieces` as kernel launches, one per ring slot, and each copy of `large` as one
-    /// DMA; on a device without a kernel everything is DMA. Returns without waiting for the
-    /// copies; it waits only for a free ring slot, which depends on the device alone.
+    /// Enqueues the work and returns without waiting for the copies. It waits only for a free ring
+    /// slot, which depends on the device alone; with a producer that holds up more slots than half
+    /// of the ring, on that producer, too.
     ///
     /// On `Err` earlier copies of the same submission may be running:
     /// [`SubmitError::left`](crate::SubmitError) says until when.
@@ -99,24 +212,25 @@ pub trait Queue: Debug + Send {
     /// another writes, is undefined afterwards.
     ///
     /// # Safety
-    /// Until `completed()` reaches the submission's number:
+    /// Until the submission is done:
     /// - every source range is readable, and every destination range writable, by this device;
-    /// - nobody else relies on the bytes of a destination, or changes those of a source.
-    unsafe fn submit(
-        &mut self,
-        pieces: &mut dyn CopySource,
-        large: &[CopyDescriptor],
-    ) -> Result<Seq, SubmitError>;
+    /// - from the end of the producer on, nobody else relies on the bytes of a destination, or
+    ///   changes those of a source.
+    unsafe fn submit(&mut self, work: &mut Work<'_>) -> Result<Ticket, SubmitError>;
 
-    /// The last submission such that it and all before it have landed. Does not block.
+    /// Makes later work of a stream of the caller's wait for the submission. The host does not
+    /// wait.
+    fn signal(&mut self, ticket: Ticket, consumer: Consumer) -> Result<()>;
+
+    /// Asks the driver whether the device still works; call it from time to time while waiting.
     ///
     /// An error means that the device is lost: nothing more will complete, and nobody knows
     /// whether the ranges of unfinished submissions are quiet.
-    fn completed(&mut self) -> Result<Seq>;
+    fn check(&mut self) -> Result<()>;
 
-    /// The last number given out.
-    fn submitted(&self) -> Seq;
+    /// Which submissions are done.
+    fn completions(&self) -> Arc<dyn Completions>;
 
-    /// Bytes of pinned host memory that the descriptor ring holds.
+    /// Bytes of pinned host memory that the queue holds.
     fn pinned_bytes(&self) -> u64;
 }

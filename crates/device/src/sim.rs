@@ -7,22 +7,26 @@
 mod exports;
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap};
-use std::os::fd::AsFd;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::c_void;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use sha2::{Digest, Sha256};
 
 use self::exports::Opened;
 pub use self::exports::{SimChunks, map_as_another_library};
-
+use crate::compact::CompactDescriptor;
+use crate::conformance::ApplicationStream;
 use crate::device::{Allocation, Capabilities, Device, DeviceInfo, DeviceUuid, Export, Vendor};
-use crate::driver::{Driver, Pinned};
+use crate::driver::{Driver, Pinned, Rows};
 use crate::error::{Error, Result};
 use crate::gpu::GpuDevice;
 use crate::host::{self, system_error};
-use crate::queue::CopyDescriptor;
+use crate::kernel::Entry;
+use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
 use crate::software::{Executor, SharedMemory, map, unmap};
 
 thread_local! {
@@ -50,11 +54,13 @@ pub struct SimOptions {
     pub ipc: bool,
     /// Bytes of memory; more is out of memory.
     pub memory_bytes: u64,
+    /// The GPU that it is a slice of (MIG): both have one PCI address and two identities.
+    pub slice_of: Option<u32>,
 }
 
 impl Default for SimOptions {
     fn default() -> Self {
-        Self { ordinal: 0, kernel: true, ipc: true, memory_bytes: 64 << 30 }
+        Self { ordinal: 0, kernel: true, ipc: true, memory_bytes: 64 << 30, slice_of: None }
     }
 }
 
@@ -73,6 +79,7 @@ pub fn sim(options: &SimOptions) -> Result<(Arc<dyn Device>, Arc<SimControl>)> {
         memory: Arc::default(),
         faults: Mutex::default(),
         live: [const { AtomicU64::new(0) }; Live::ALL.len()],
+        capturing: Mutex::default(),
     });
     let driver = SimDriver {
         capacity: options.memory_bytes,
@@ -98,7 +105,7 @@ fn info(options: &SimOptions) -> DeviceInfo {
         ordinal: options.ordinal,
         name: "simulated GPU".into(),
         uuid: DeviceUuid(uuid),
-        pci_bus_id: Some(format!("0000:{:02x}:00.0", options.ordinal)),
+        pci_bus_id: Some(format!("0000:{:02x}:00.0", options.slice_of.unwrap_or(options.ordinal))),
         architecture: "sim".into(),
         memory_bytes: options.memory_bytes,
         capabilities,
@@ -142,11 +149,64 @@ pub struct SimControl {
     memory: Arc<SharedMemory>,
     faults: Mutex<Faults>,
     live: [AtomicU64; Live::ALL.len()],
+    /// Streams of the application that are being captured into a graph.
+    capturing: Mutex<HashSet<usize>>,
+}
+
+/// A stream of the application's: work that transfers wait for, or that waits for transfers.
+#[derive(Debug)]
+pub struct SimStream {
+    stream: usize,
+    gate: usize,
+    control: Arc<SimControl>,
+}
+
+impl ApplicationStream for SimStream {
+    fn handle(&self) -> *mut c_void {
+        self.stream as *mut c_void
+    }
+
+    fn hold(&self) {
+        self.control.executor.arm(self.gate);
+        self.control.executor.wait(self.stream, self.gate);
+    }
+
+    fn open(&self) {
+        self.control.executor.fire(self.gate);
+    }
+
+    unsafe fn fill(&self, addr: u64, byte: u8, len: u64) {
+        let bytes: &'static [u8] = vec![byte; len as usize].leak();
+        let copy = CopyDescriptor { src: bytes.as_ptr() as u64, dst: addr, len };
+        // SAFETY: the caller's contract; the source stays.
+        unsafe { self.control.executor.copy(self.stream, copy) };
+    }
+
+    fn record(&self) -> *mut c_void {
+        let event = self.control.executor.create_event();
+        self.control.executor.record(event, self.stream);
+        event as *mut c_void
+    }
+
+    fn has_fired(&self, event: *mut c_void) -> bool {
+        self.control.executor.fired(event as usize)
+    }
+
+    fn begin_capture(&self) {
+        self.control.capturing().insert(self.stream);
+    }
+
+    fn end_capture(&self) -> bool {
+        // Nothing else may have been recorded into the stream, or waits in it.
+        self.control.capturing().remove(&self.stream) && self.control.executor.is_empty(self.stream)
+    }
 }
 
 #[derive(Debug, Default)]
 struct Faults {
     lost: bool,
+    /// What mappings of other processes are from now on.
+    corrupt: Option<Corrupt>,
     /// Per call: how many calls were made.
     calls: HashMap<&'static str, u64>,
     /// Per call: the numbers of the calls that fail, with the error.
@@ -160,15 +220,25 @@ pub enum Fault {
     Refused,
     /// Out of memory.
     OutOfMemory,
+    /// An error of the driver with this number.
+    Code(i32),
     /// The device is lost from then on.
     Lost,
+}
+
+/// How memory of other processes goes wrong while every call succeeds (FAILURES.md B16).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Corrupt {
+    Reads,
+    Writes,
 }
 
 impl SimControl {
     /// The `nth` next call of that name (0 is the next one) fails.
     ///
     /// Names: `allocate free allocate_pinned allocation prepare_export export open import (each
-    /// chunk of an open) close map_host create_stream create_event record fired copy launch write
+    /// chunk of an open) close map_host unmap_host create_stream create_event record fired wait
+    /// store wait_producer signal_consumer copy copy_rows launch launch_inline launch_compact write
     /// read enter`.
     pub fn fail(&self, call: &'static str, nth: u64, fault: Fault) {
         let mut faults = self.faults();
@@ -191,9 +261,38 @@ impl SimControl {
         self.executor.hold(false);
     }
 
+    /// A stream of the application's, beside kvferry's own.
+    pub fn stream(self: &Arc<Self>) -> SimStream {
+        SimStream {
+            stream: self.executor.create_stream(),
+            gate: self.executor.create_event(),
+            control: Arc::clone(self),
+        }
+    }
+
+    fn capturing(&self) -> MutexGuard<'_, HashSet<usize>> {
+        self.capturing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// From now on every call fails: the device fell off the bus.
     pub fn lose(&self) {
         self.faults().lost = true;
+    }
+
+    /// Mappings that are opened from now on are of other memory: reads through them give zeros, and
+    /// writes arrive nowhere.
+    pub fn corrupt_peer_reads(&self) {
+        self.faults().corrupt = Some(Corrupt::Reads);
+    }
+
+    /// Mappings that are opened from now on can be read, and writes through them arrive nowhere.
+    pub fn corrupt_peer_writes(&self) {
+        self.faults().corrupt = Some(Corrupt::Writes);
+    }
+
+    /// Mappings that are opened from now on are good.
+    pub fn heal_peer_memory(&self) {
+        self.faults().corrupt = None;
     }
 
     /// How often a call was made.
@@ -229,7 +328,10 @@ impl SimControl {
             Some(Fault::OutOfMemory) => {
                 Err(Error::OutOfMemory { device, kind: "device", bytes: 0 })
             }
-            Some(_) => Err(Error::Call { call, device, name: "planned failure".into(), code: 1 }),
+            Some(fault) => {
+                let code = if let Fault::Code(code) = fault { code } else { 1 };
+                Err(Error::Call { call, device, name: "planned failure".into(), code })
+            }
         }
     }
 
@@ -254,7 +356,33 @@ struct SimDriver {
     control: Arc<SimControl>,
 }
 
+/// As a real engine has: rows further apart than this are not one copy.
+const MAX_PITCH: u64 = 1 << 31;
+
 impl SimDriver {
+    fn refuse_capture(&self, stream: usize) -> Result<()> {
+        if !self.control.capturing().contains(&stream) {
+            return Ok(());
+        }
+        Err(Error::NotOrderable {
+            device: self.info.to_string(),
+            what: "stream",
+            reason: "it is being captured into a graph".into(),
+        })
+    }
+
+    fn check_launch(&self, count: usize, blocks: u32) -> Result<()> {
+        if count > 0 && (1..=65_535).contains(&blocks) {
+            return Ok(());
+        }
+        Err(Error::Call {
+            call: "launch",
+            device: self.info.to_string(),
+            name: format!("invalid configuration: {blocks} blocks, {count} descriptors"),
+            code: 9,
+        })
+    }
+
     fn unknown(&self, addr: u64) -> Error {
         Error::UnknownAddress { device: self.info.to_string(), addr }
     }
@@ -454,8 +582,46 @@ impl Driver for SimDriver {
         Ok(self.control.executor.fired(event))
     }
 
+    fn wait(&self, stream: usize, event: usize) -> Result<()> {
+        self.call("wait")?;
+        self.control.executor.wait(stream, event);
+        Ok(())
+    }
+
+    unsafe fn store(&self, stream: usize, word: u64, value: u32) -> Result<()> {
+        self.call("store")?;
+        // SAFETY: the caller's contract.
+        unsafe { self.control.executor.store(stream, word, value) };
+        Ok(())
+    }
+
+    fn wait_producer(&self, stream: usize, producer: ProducerHandle, event: usize) -> Result<()> {
+        self.call("wait_producer")?;
+        let executor = &self.control.executor;
+        match producer {
+            ProducerHandle::Stream(producer) => {
+                self.refuse_capture(producer)?;
+                executor.record(event, producer);
+                executor.wait(stream, event);
+            }
+            ProducerHandle::Event(event) => executor.wait(stream, event),
+        }
+        Ok(())
+    }
+
+    fn signal_consumer(&self, Consumer(consumer): Consumer, event: usize) -> Result<()> {
+        self.call("signal_consumer")?;
+        self.refuse_capture(consumer)?;
+        self.control.executor.wait(consumer, event);
+        Ok(())
+    }
+
     fn warp_lanes(&self) -> u32 {
         32
+    }
+
+    fn resident_blocks(&self, _entry: Entry) -> u32 {
+        u32::MAX
     }
 
     unsafe fn copy(&self, stream: usize, dst: u64, src: u64, len: u64) -> Result<()> {
@@ -463,6 +629,16 @@ impl Driver for SimDriver {
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.copy(stream, CopyDescriptor { src, dst, len }) };
         Ok(())
+    }
+
+    unsafe fn copy_rows(&self, stream: usize, rows: Rows) -> Result<bool> {
+        self.call("copy_rows")?;
+        if rows.src_pitch.max(rows.dst_pitch) > MAX_PITCH {
+            return Ok(false);
+        }
+        // SAFETY: the caller's contract.
+        rows.descriptors().for_each(|copy| unsafe { self.control.executor.copy(stream, copy) });
+        Ok(true)
     }
 
     unsafe fn launch(
@@ -473,17 +649,35 @@ impl Driver for SimDriver {
         blocks: u32,
     ) -> Result<()> {
         self.call("launch")?;
-        if count == 0 || blocks == 0 || blocks > 65_535 {
-            let name = format!("invalid configuration: {blocks} blocks, {count} descriptors");
-            return Err(Error::Call {
-                call: "launch",
-                device: self.info.to_string(),
-                name,
-                code: 9,
-            });
-        }
+        self.check_launch(count as usize, blocks)?;
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.launch(stream, descriptors, count) };
+        Ok(())
+    }
+
+    unsafe fn launch_inline(
+        &self,
+        stream: usize,
+        descriptors: &[CopyDescriptor],
+        blocks: u32,
+    ) -> Result<()> {
+        self.call("launch_inline")?;
+        self.check_launch(descriptors.len(), blocks)?;
+        // SAFETY: the caller's contract.
+        unsafe { self.control.executor.launch_inline(stream, descriptors) };
+        Ok(())
+    }
+
+    unsafe fn launch_compact(
+        &self,
+        stream: usize,
+        descriptors: &[CompactDescriptor],
+        blocks: u32,
+    ) -> Result<()> {
+        self.call("launch_compact")?;
+        self.check_launch(descriptors.len(), blocks)?;
+        // SAFETY: the caller's contract.
+        unsafe { self.control.executor.launch_compact(stream, descriptors) };
         Ok(())
     }
 
@@ -500,4 +694,18 @@ impl Driver for SimDriver {
         unsafe { (addr as *const u8).copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
+}
+
+/// A mapping of the file that is private, or one of no file at all.
+fn map_corrupt(fd: BorrowedFd<'_>, len: u64, corrupt: Corrupt) -> rustix::io::Result<u64> {
+    let (at, len) = (std::ptr::null_mut(), len as usize);
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
+    let base = unsafe {
+        match corrupt {
+            Corrupt::Reads => mmap_anonymous(at, len, protection, MapFlags::PRIVATE),
+            Corrupt::Writes => mmap(at, len, protection, MapFlags::PRIVATE, fd, 0),
+        }
+    }?;
+    Ok(base as u64)
 }

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -13,6 +13,7 @@ use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::mm::mmap_anonymous;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use crate::compact::CompactDescriptor;
 use crate::device::Allocation;
 use crate::queue::CopyDescriptor;
 #[cfg(feature = "testing")]
@@ -207,11 +208,28 @@ struct EventState {
     fired: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 enum Work {
     Copy(CopyDescriptor),
-    Launch { descriptors: u64, count: u32 },
-    Record { event: usize, ticket: u64 },
+    Launch {
+        descriptors: u64,
+        count: u32,
+    },
+    Inline(Box<[CopyDescriptor]>),
+    Compact(Box<[CompactDescriptor]>),
+    Store {
+        word: u64,
+        value: u32,
+    },
+    Record {
+        event: usize,
+        ticket: u64,
+    },
+    /// Holds its stream until the event has fired as often.
+    Wait {
+        event: usize,
+        ticket: u64,
+    },
 }
 
 impl Executor {
@@ -261,6 +279,13 @@ impl Executor {
         fired >= recorded
     }
 
+    /// Later work of the stream waits for what the event was recorded behind.
+    pub(crate) fn wait(&self, stream: usize, event: usize) {
+        let state = self.shared.state();
+        let ticket = state.events[event].recorded;
+        self.shared.push(state, stream, Work::Wait { event, ticket });
+    }
+
     /// # Safety
     /// As [`crate::Queue::submit`], until a later event on the stream fires.
     pub(crate) unsafe fn copy(&self, stream: usize, copy: CopyDescriptor) {
@@ -271,6 +296,45 @@ impl Executor {
     /// As `copy`; `descriptors` is the address of `count` descriptors that stay as they are.
     pub(crate) unsafe fn launch(&self, stream: usize, descriptors: u64, count: u32) {
         self.shared.push(self.shared.state(), stream, Work::Launch { descriptors, count });
+    }
+
+    /// # Safety
+    /// As `copy`.
+    pub(crate) unsafe fn launch_inline(&self, stream: usize, descriptors: &[CopyDescriptor]) {
+        self.shared.push(self.shared.state(), stream, Work::Inline(descriptors.into()));
+    }
+
+    /// # Safety
+    /// As `copy`; the page lists stay as they are, too.
+    pub(crate) unsafe fn launch_compact(&self, stream: usize, descriptors: &[CompactDescriptor]) {
+        self.shared.push(self.shared.state(), stream, Work::Compact(descriptors.into()));
+    }
+
+    /// # Safety
+    /// `word` is an aligned u32 that lives until a later event on the stream fires.
+    pub(crate) unsafe fn store(&self, stream: usize, word: u64, value: u32) {
+        self.shared.push(self.shared.state(), stream, Work::Store { word, value });
+    }
+
+    /// Fires an event that [`Executor::arm`] made wait for it.
+    #[cfg(feature = "testing")]
+    pub(crate) fn fire(&self, event: usize) {
+        let mut state = self.shared.state();
+        state.events[event].fired = state.events[event].recorded;
+        drop(state);
+        self.shared.work.notify_one();
+    }
+
+    /// Makes an event that fires only by [`Executor::fire`].
+    #[cfg(feature = "testing")]
+    pub(crate) fn arm(&self, event: usize) {
+        self.shared.state().events[event].recorded += 1;
+    }
+
+    /// Whether a stream has nothing to start.
+    #[cfg(feature = "testing")]
+    pub(crate) fn is_empty(&self, stream: usize) -> bool {
+        self.shared.state().streams[stream].is_empty()
     }
 
     /// While held, nothing runs: no copy starts and no event fires.
@@ -326,16 +390,26 @@ impl Shared {
 }
 
 impl State {
-    /// The next piece of work, taking turns between streams.
+    /// The next piece of work, taking turns between streams; a stream that waits is passed over.
     fn take_work(&mut self) -> Option<Work> {
         if self.held {
             return None;
         }
         let streams = self.streams.len();
-        let turn = (0..streams).map(|step| (self.next + step) % streams);
-        let stream = turn.into_iter().find(|&stream| !self.streams[stream].is_empty())?;
-        self.next = stream + 1;
-        self.streams[stream].pop_front()
+        for step in 0..streams {
+            let stream = (self.next + step) % streams;
+            while let Some(&Work::Wait { event, ticket }) = self.streams[stream].front() {
+                if self.events[event].fired < ticket {
+                    break;
+                }
+                self.streams[stream].pop_front();
+            }
+            if !matches!(self.streams[stream].front(), None | Some(Work::Wait { .. })) {
+                self.next = stream + 1;
+                return self.streams[stream].pop_front();
+            }
+        }
+        None
     }
 }
 
@@ -352,7 +426,29 @@ impl Work {
                     unsafe { run_copy((descriptors as *const CopyDescriptor).add(index).read()) }
                 }
             }
-            Self::Record { .. } => {}
+            Self::Inline(descriptors) => {
+                for copy in descriptors {
+                    // SAFETY: the caller's contract.
+                    unsafe { run_copy(copy) }
+                }
+            }
+            Self::Compact(descriptors) => {
+                let mut first = 0;
+                for compact in descriptors {
+                    for unit in 0..compact.end - first {
+                        // SAFETY: the caller's contract.
+                        let copies = unsafe { compact.unit(unit) };
+                        // SAFETY: the caller's contract.
+                        copies.for_each(|copy| unsafe { run_copy(copy) });
+                    }
+                    first = compact.end;
+                }
+            }
+            Self::Store { word, value } => {
+                // SAFETY: the caller's contract: an aligned u32 that others use as an atomic, too.
+                unsafe { &*(word as *const AtomicU32) }.store(value, Ordering::Release);
+            }
+            Self::Record { .. } | Self::Wait { .. } => {}
         }
     }
 }

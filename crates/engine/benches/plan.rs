@@ -1,10 +1,15 @@
 //! What a descriptor costs the host before the device sees it: checking the list, and packing it
 //! into ring slots. Divide a time by the number of pieces in its name.
 
+use std::hint::black_box;
+
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kvferry_engine::bench::{Limits, Pieces, Scratch, Want, Window, check_bounds, check_overlaps};
+use kvferry_engine::bench::{
+    Form, Limits, Pieces, Scratch, Strides, Want, Window, check_bounds, check_form_bounds,
+    check_form_overlaps, check_overlaps, find_strides,
+};
 use kvferry_engine::device::{CopyDescriptor, CopySource};
-use kvferry_engine::{Op, Range};
+use kvferry_engine::{Op, Paged, Pages, Range, Strided};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
@@ -95,6 +100,10 @@ fn plan(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::new("overlaps", name), |bench| {
             bench.iter(|| check_overlaps(Op::Write, ranges, &extent, false, &mut scratch));
         });
+        let mut found = Strides::default();
+        group.bench_function(BenchmarkId::new("strides", name), |bench| {
+            bench.iter(|| find_strides(black_box(ranges), &mut found));
+        });
         group.bench_with_input(BenchmarkId::new("pack", name), ranges, |bench, ranges| {
             bench.iter(|| {
                 let (op, want) = (Op::Write, Want::Small);
@@ -113,5 +122,53 @@ fn plan(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, plan);
+/// Bounds and overlaps of a list of compact forms.
+fn check_forms<F: Form>(criterion: &mut Criterion, name: &str, forms: &[F]) {
+    let window = |start| [Window { start, len: 1 << 40 }];
+    let (local, remote) = (window(LOCAL), window(REMOTE));
+    let mut scratch = Scratch::default();
+    let mut group = criterion.benchmark_group("host cost of forms");
+    group.bench_function(BenchmarkId::new("bounds", name), |bench| {
+        bench.iter(|| check_form_bounds(black_box(forms), &local, &remote, &mut scratch));
+    });
+    group.bench_function(BenchmarkId::new("bounds and overlaps", name), |bench| {
+        bench.iter(|| {
+            check_form_bounds(black_box(forms), &local, &remote, &mut scratch)?;
+            check_form_overlaps(Op::Write, forms, false, &mut scratch)
+        });
+    });
+    group.finish();
+}
+
+fn forms(criterion: &mut Criterion) {
+    let strided = |at: u64| Strided {
+        local: LOCAL + (at << 30),
+        remote: REMOTE + (at << 30),
+        len: 576,
+        count: 7000,
+        local_stride: 4608,
+        remote_stride: 576,
+    };
+    let columns =
+        |at: u64| Strided { remote: REMOTE + at * 576, remote_stride: 24 * 576, ..strided(at) };
+    check_forms(criterion, "1 strided", &[strided(0)]);
+    check_forms(criterion, "W06, 24 strided", &(0..24).map(strided).collect::<Vec<_>>());
+    check_forms(criterion, "24 columns of one matrix", &(0..24).map(columns).collect::<Vec<_>>());
+    let numbers = |seed| {
+        let mut all: Vec<u32> = (0..32_768).collect();
+        all.shuffle(&mut SmallRng::seed_from_u64(seed));
+        all.truncate(2048);
+        all
+    };
+    let (from, to) = (numbers(1), numbers(2));
+    let runs: Vec<u32> = (0..2048).map(|at| at / 16 * 37 % 2048 * 16 + 15 - at % 16).collect();
+    let paged = |to| {
+        let end = |addr, numbers| Pages::whole(addr, numbers, 36_864, 36_864 << 15);
+        Paged::whole_pages(end(LOCAL, &from), end(REMOTE, to), 61, 36_864)
+    };
+    check_forms(criterion, "2048 random pages of 61 layers", &[paged(&to)]);
+    check_forms(criterion, "2048 pages of 61 layers, in falling runs of 16", &[paged(&runs)]);
+}
+
+criterion_group!(benches, plan, forms);
 criterion_main!(benches);

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::fmt::{self, Display};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvferry_device::Seq;
+use kvferry_device::Ticket;
 
 use crate::error::{Error, Result};
 use crate::mapping::OpenMapping;
@@ -52,6 +52,17 @@ pub enum Path {
     Memcpy,
 }
 
+impl Path {
+    /// Of bytes of which some took one path and some another.
+    pub(crate) fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (one, other) if one == other => one,
+            (Self::None, path) | (path, Self::None) => path,
+            _ => Self::Mixed,
+        }
+    }
+}
+
 impl Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -75,18 +86,21 @@ pub struct BatchStatus {
     pub path: Path,
 }
 
-/// What a running batch waits for.
-#[derive(Clone, Copy, Debug)]
+/// A submission that a running batch waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pending {
     /// Index of the device whose queue runs it.
     pub(crate) device: usize,
-    pub(crate) seq: Seq,
+    pub(crate) ticket: Ticket,
 }
+
+/// Whatever a running batch waits for.
+pub(crate) type AllPending = Arc<[Pending]>;
 
 /// What a batch keeps alive until its copies are quiet.
 #[derive(Debug)]
 pub(crate) struct Holds {
-    pub(crate) target: Target,
+    pub(crate) targets: Vec<Target>,
     pub(crate) _pins: Vec<Pin>,
     pub(crate) _mappings: Vec<Arc<OpenMapping>>,
 }
@@ -101,7 +115,7 @@ struct Batch {
 
 #[derive(Debug)]
 struct Running {
-    pending: Pending,
+    pending: AllPending,
     /// Why it will have failed once it is quiet.
     failure: Option<Error>,
     holds: Holds,
@@ -153,7 +167,7 @@ impl Batches {
 
     pub(crate) fn insert_running(
         &self,
-        pending: Pending,
+        pending: AllPending,
         failure: Option<Error>,
         total: u64,
         path: Path,
@@ -177,10 +191,13 @@ impl Batches {
     }
 
     /// The status, and what the batch waits for if it runs.
-    pub(crate) fn look(&self, id: BatchId) -> Result<(BatchStatus, Option<Pending>)> {
+    pub(crate) fn look(&self, id: BatchId) -> Result<(BatchStatus, Option<AllPending>)> {
         let mut state = self.state();
         let batch = state.get(id)?;
-        Ok((batch.status.clone(), batch.running.as_ref().map(|running| running.pending)))
+        Ok((
+            batch.status.clone(),
+            batch.running.as_ref().map(|running| Arc::clone(&running.pending)),
+        ))
     }
 
     /// Ends a running batch; of several threads that saw it end, one does it. Returns its status
@@ -191,7 +208,9 @@ impl Batches {
         let Some(running) = batch.running.take() else { return Ok((batch.status.clone(), false)) };
         let failure = match &end {
             End::Unknown(error) => Some(error.clone()),
-            End::Quiet => running.failure.or_else(|| running.holds.target.lost()),
+            End::Quiet => {
+                running.failure.or_else(|| running.holds.targets.iter().find_map(Target::lost))
+            }
         };
         match failure {
             None => {
@@ -227,17 +246,17 @@ impl Batches {
         Ok(())
     }
 
-    /// Ids of the batches that run, with what they wait for.
-    pub(crate) fn running(&self) -> Vec<(BatchId, Pending)> {
+    /// Ids of the batches that run.
+    pub(crate) fn running(&self) -> Vec<BatchId> {
         let state = self.state();
         if state.running == 0 {
             return Vec::new();
         }
-        let pending = |(index, slot): (usize, &Slot)| {
-            let running = slot.batch.as_ref()?.running.as_ref()?;
-            Some((BatchId { index: index as u32, generation: slot.generation }, running.pending))
+        let running = |(index, slot): (usize, &Slot)| {
+            slot.batch.as_ref()?.running.as_ref()?;
+            Some(BatchId { index: index as u32, generation: slot.generation })
         };
-        state.slots.iter().enumerate().filter_map(pending).collect()
+        state.slots.iter().enumerate().filter_map(running).collect()
     }
 
     fn state(&self) -> MutexGuard<'_, Slots> {
@@ -261,11 +280,5 @@ mod tests {
         }
         assert_eq!(batches.release(stale), Err(Error::UnknownBatch(stale)));
         assert!(batches.state().slots.len() <= 2);
-    }
-
-    impl PartialEq for Pending {
-        fn eq(&self, other: &Self) -> bool {
-            (self.device, self.seq) == (other.device, other.seq)
-        }
     }
 }

@@ -26,6 +26,11 @@ pub struct Config {
     pub high_priority: bool,
     /// Use the copy kernel where there is one. `MC_KVFERRY_KERNEL`.
     pub kernel: bool,
+    /// Every pair of devices proves itself before traffic uses it. `MC_KVFERRY_PROOF`.
+    pub proof: bool,
+    /// Most mappings of peers' allocations that are kept open while idle.
+    /// `MC_KVFERRY_MAX_MAPPINGS`.
+    pub max_mappings: usize,
     /// Without progress for this long a device counts as lost. `MC_KVFERRY_STALL_TIMEOUT_SEC`.
     pub stall_timeout: Duration,
     /// How long unregistering waits for batches. `MC_KVFERRY_UNREGISTER_TIMEOUT_SEC`.
@@ -122,6 +127,20 @@ pub const KNOBS: &[Knob] = &[
         about: "off copies everything by DMA",
     },
     Knob {
+        name: "MC_KVFERRY_PROOF",
+        default: "on",
+        accepts: "on or off (1 or 0)",
+        about: "a pair of devices moves test patterns between two processes before traffic uses it; off trusts the driver",
+    },
+    // A sixteenth of the mappings that Linux allows a process by default (vm.max_map_count), and
+    // more than 64 peers with 60 layers each: below the working set every transfer would map again.
+    Knob {
+        name: "MC_KVFERRY_MAX_MAPPINGS",
+        default: "4096",
+        accepts: "1 to 1000000",
+        about: "most mappings of peers' allocations that are kept open between batches",
+    },
+    Knob {
         name: "MC_KVFERRY_STALL_TIMEOUT_SEC",
         default: "30",
         accepts: "1 to 86400 seconds",
@@ -209,6 +228,8 @@ impl Config {
             high_priority: reader
                 .read("MC_KVFERRY_STREAM_PRIORITY", choice(&["high"], &["normal"]))?,
             kernel: reader.read("MC_KVFERRY_KERNEL", choice(&["on", "1"], &["off", "0"]))?,
+            proof: reader.read("MC_KVFERRY_PROOF", choice(&["on", "1"], &["off", "0"]))?,
+            max_mappings: reader.read("MC_KVFERRY_MAX_MAPPINGS", within(1, 1_000_000))? as usize,
             stall_timeout: reader.read("MC_KVFERRY_STALL_TIMEOUT_SEC", seconds(1))?,
             unregister_timeout: reader.read("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", seconds(0))?,
             cache_directory: reader.cache_directory()?,
@@ -321,7 +342,8 @@ mod tests {
         assert_eq!(config.batch_min, 16);
         assert_eq!(config.small_max_bytes, 4 << 20);
         assert_eq!(config.streams, 4);
-        assert!(config.kernel && config.high_priority);
+        assert!(config.kernel && config.high_priority && config.proof);
+        assert_eq!(config.max_mappings, 4096);
         let names: Vec<_> = config.settings().iter().map(|setting| setting.name).collect();
         assert_eq!(names, KNOBS.iter().map(|knob| knob.name).collect::<Vec<_>>());
     }
@@ -372,6 +394,7 @@ mod tests {
         );
         assert!(with("MC_KVFERRY_SMALL_MAX_BYTES", "17G").is_err());
         assert!(with("MC_KVFERRY_STREAMS", "0").is_err());
+        assert!(with("MC_KVFERRY_MAX_MAPPINGS", "0").is_err());
         assert!(with("MC_KVFERRY_MAX_GRID_BLOCKS", "65536").is_err());
     }
 
@@ -379,6 +402,7 @@ mod tests {
     fn off_means_off_whatever_the_spelling() {
         for off in ["off", "0"] {
             assert_eq!(with("MC_KVFERRY_KERNEL", off).map(|config| config.kernel), Ok(false));
+            assert_eq!(with("MC_KVFERRY_PROOF", off).map(|config| config.proof), Ok(false));
             assert_eq!(with(CACHE, off).map(|config| config.cache_directory), Ok(None));
         }
     }

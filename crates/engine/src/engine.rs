@@ -2,7 +2,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use kvferry_device::{Device, Export};
+use kvferry_device::{Consumer, Device, Export};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::batch::{BatchId, BatchStatus, Batches, End, State};
@@ -10,8 +10,9 @@ use crate::buffer::Buffer;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::mapping::MappingCache;
-use crate::plan::{Op, Range};
+use crate::plan::Op;
 use crate::registry::Registry;
+use crate::request::{Copies, Part, SubmitOptions};
 use crate::segment::{AllocationKey, Exports, Identity, Segment};
 use crate::target::Target;
 use crate::transport::peer::Peer;
@@ -47,10 +48,10 @@ impl Engine {
         Ok(Arc::new(Self {
             incarnation,
             peer: Peer::new(&config, &devices)?,
+            mappings: Arc::new(MappingCache::new(&config)),
             config,
             devices,
             registry: Registry::of_engine(incarnation),
-            mappings: Arc::default(),
             batches: Batches::default(),
             notifier: OnceLock::new(),
         }))
@@ -164,7 +165,7 @@ impl Engine {
         Target::new(name.to_owned(), segment, exports, Arc::clone(&self.mappings))
     }
 
-    /// Starts copying every range and returns without waiting.
+    /// Starts copying and returns without waiting.
     ///
     /// The copies of one batch have no order among each other, nor with those of other batches
     /// that run at the same time. All local ends lie on one device. An empty list, and one of
@@ -173,30 +174,61 @@ impl Engine {
     /// # Errors
     /// If anything is wrong with the list, the target or the device, before anything moves:
     /// nothing was submitted. A failure later is in the batch's status.
-    pub fn submit(&self, target: &Target, op: Op, ranges: &[Range]) -> Result<BatchId> {
-        let Some(submitted) = self.peer.submit(&self.registry, target, op, ranges)? else {
+    pub fn submit<'a>(
+        &self,
+        target: &'a Target,
+        op: Op,
+        copies: impl Into<Copies<'a>>,
+    ) -> Result<BatchId> {
+        let part = Part { target, op, copies: copies.into() };
+        self.submit_parts(&[part], &SubmitOptions::default())
+    }
+
+    /// As [`Engine::submit`], for several targets at once and in order with the caller's own work.
+    /// The parts are copied side by side, so that every link carries at any moment.
+    ///
+    /// With a producer in the options the copies wait for it on the device. The call returns
+    /// without waiting, except that a range list of more than about 130,000 pieces, which is more
+    /// than half of the descriptor ring holds, waits for the producer here.
+    ///
+    /// # Errors
+    /// As [`Engine::submit`].
+    pub fn submit_parts(&self, parts: &[Part<'_>], options: &SubmitOptions) -> Result<BatchId> {
+        let Some(submitted) = self.peer.submit(&self.registry, parts, options)? else {
             return Ok(self.batches.insert_completed());
         };
         if let Some(error) = &submitted.failure {
-            tracing::warn!(peer = target.name(), %error, "a batch failed while it was submitted");
+            tracing::warn!(%error, "a batch failed while it was submitted");
         }
         let crate::transport::peer::Submitted { pending, failure, bytes, path, holds } = submitted;
-        let id = self.batches.insert_running(pending, failure, bytes, path, holds);
+        let id = self.batches.insert_running(pending.into(), failure, bytes, path, holds);
         if let Some(notifier) = self.notifier.get() {
             notifier.wake();
         }
-        tracing::debug!(%id, peer = target.name(), ?op, ranges = ranges.len(), bytes, %path, "submitted");
+        tracing::debug!(%id, parts = parts.len(), bytes, %path, "submitted");
         Ok(id)
     }
 
-    /// The batch's status now. Does not block; asking again after the end gives the same answer.
+    /// Makes later work of a stream of the caller's wait for a batch, on the device: the host does
+    /// not wait. A batch that has ended is not waited for, and how a batch ends the stream does not
+    /// see: ask [`Engine::poll`].
+    ///
+    /// # Errors
+    /// [`Error::UnknownBatch`], and the device's if the stream cannot wait.
+    pub fn signal(&self, id: BatchId, consumer: Consumer) -> Result<()> {
+        let (_, pending) = self.batches.look(id)?;
+        pending.map_or(Ok(()), |pending| self.peer.signal(&pending, consumer))
+    }
+
+    /// The batch's status now. Does not block, and asks no driver; asking again after the end gives
+    /// the same answer.
     ///
     /// # Errors
     /// [`Error::UnknownBatch`].
     pub fn poll(&self, id: BatchId) -> Result<BatchStatus> {
         let (status, pending) = self.batches.look(id)?;
         let Some(pending) = pending else { return Ok(status) };
-        let end = match self.peer.ended(pending) {
+        let end = match self.peer.ended(&pending) {
             Ok(false) => return Ok(status),
             Ok(true) => End::Quiet,
             Err(error) => End::Unknown(error.into()),
@@ -263,9 +295,9 @@ impl Engine {
     /// Ends every batch that can be ended, and returns how many still run.
     fn progress(&self) -> usize {
         let running = self.batches.running();
-        let ended = running.iter().filter(|(id, _)| {
+        let ended = running.iter().filter(|id| {
             // An id that another thread released meanwhile has ended, too.
-            self.poll(*id).map_or(true, |status| status.state != State::Running)
+            self.poll(**id).map_or(true, |status| status.state != State::Running)
         });
         running.len() - ended.count()
     }
@@ -279,8 +311,12 @@ impl Engine {
         }
     }
 
-    pub(crate) fn registry(&self) -> &Registry {
+    pub(crate) fn registry(&self) -> &Arc<Registry> {
         &self.registry
+    }
+
+    pub(crate) fn mappings(&self) -> &Arc<MappingCache> {
+        &self.mappings
     }
 
     pub(crate) fn peer(&self) -> &Peer {

@@ -110,6 +110,147 @@ pub enum RangeError {
     },
 }
 
+/// A page of a form: what an error names beside the form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FormPage {
+    /// Its number.
+    pub number: u32,
+    /// Position in the list of numbers.
+    pub position: usize,
+}
+
+/// A piece of a form: `piece` counts in the order page, layer, row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FormPiece {
+    /// Position of the form in the list.
+    pub form: usize,
+    /// Position of the piece in the form's expansion.
+    pub piece: u64,
+}
+
+impl Display for FormPiece {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "piece {} of form {}", self.piece, self.form)
+    }
+}
+
+/// What is wrong with a list of compact forms. Nothing of the list was submitted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FormError {
+    /// The two ends of a paged form do not name equally many pages.
+    #[error(
+        "form {form}: {local} local page numbers and {remote} remote ones: give one of each for every page"
+    )]
+    PageCounts {
+        /// Position in the list.
+        form: usize,
+        /// Local page numbers.
+        local: usize,
+        /// Remote page numbers.
+        remote: usize,
+    },
+    /// No registered region holds the form's first byte.
+    #[error(
+        "form {form}: {side} address {addr:#x}{} is in no registered region: register it, or correct the form's address and numbers",
+        of_page(page)
+    )]
+    NotRegistered {
+        /// Position in the list.
+        form: usize,
+        /// Which end.
+        side: Side,
+        /// First byte of the whole expansion.
+        addr: u64,
+        /// The page that lies lowest.
+        page: Option<FormPage>,
+    },
+    /// The form begins inside registered memory and ends beyond it.
+    #[error(
+        "form {form}: {side} [{addr:#x}, {addr:#x} + {len}){} leaves the registered region [{start:#x}, {start:#x} + {region}) by {beyond} bytes: correct the form, or split it so that each part lies in one region",
+        of_page(page)
+    )]
+    OutOfBounds {
+        /// Position in the list.
+        form: usize,
+        /// Which end.
+        side: Side,
+        /// First byte of the whole expansion.
+        addr: u64,
+        /// Bytes from the first to the last of the whole expansion.
+        len: u64,
+        /// The page that lies highest.
+        page: Option<FormPage>,
+        /// First byte of the region.
+        start: u64,
+        /// Bytes of the region.
+        region: u64,
+        /// Bytes of the expansion behind the region's end.
+        beyond: u64,
+    },
+    /// An address of the expansion is more than an address can hold.
+    #[error(
+        "form {form}: {side} address {addr:#x} and its strides{} pass the end of the address space: correct the form's counts and strides",
+        of_page(page)
+    )]
+    Overflow {
+        /// Position in the list.
+        form: usize,
+        /// Which end.
+        side: Side,
+        /// Address that the form gives.
+        addr: u64,
+        /// The page that lies highest.
+        page: Option<FormPage>,
+    },
+    /// The list up to this form has more pieces, or more bytes, than 64 bits can count.
+    #[error(
+        "form {form}: the list has 2^64 pieces or bytes, or more, up to here: correct the form, or split the list"
+    )]
+    TooLarge {
+        /// Position in the list.
+        form: usize,
+    },
+    /// Two pieces write the same byte; copies of one batch have no order.
+    #[error("{first} and {second} both write {side} address {addr:#x}: put them in two batches")]
+    DestinationsOverlap {
+        /// The one.
+        first: FormPiece,
+        /// The other.
+        second: FormPiece,
+        /// Which end is written.
+        side: Side,
+        /// First byte that both write.
+        addr: u64,
+    },
+    /// One piece reads what another (or itself) writes; copies of one batch have no order.
+    #[error("{reader} reads address {addr:#x}, which {writer} writes: put them in two batches")]
+    SourceOverwritten {
+        /// The piece that reads.
+        reader: FormPiece,
+        /// The piece that writes.
+        writer: FormPiece,
+        /// First byte that is both.
+        addr: u64,
+    },
+    /// The strides alone do not show that no byte is written twice, and there are too many pieces
+    /// to look at each.
+    #[error(
+        "whether any of {pieces} pieces overlap is not seen from their strides, and more than {limit} are not compared one by one: split the list, or set MC_KVFERRY_OVERLAP_CHECK=off"
+    )]
+    TooManyPieces {
+        /// Pieces of the list.
+        pieces: u64,
+        /// Pieces that are compared at most.
+        limit: u64,
+    },
+}
+
+fn of_page(page: &Option<FormPage>) -> String {
+    page.map_or(String::new(), |FormPage { number, position }| {
+        format!(" (page {number}, at position {position} of the list)")
+    })
+}
+
 /// What the engine can fail with.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -117,6 +258,21 @@ pub enum Error {
     /// The list of ranges is wrong.
     #[error(transparent)]
     Range(#[from] RangeError),
+    /// The list of compact forms is wrong.
+    #[error(transparent)]
+    Form(#[from] FormError),
+    /// The parts of a batch have their local ends on several devices.
+    #[error(
+        "part {part} has its local end on {device}, an earlier one on {first}: submit one batch per device"
+    )]
+    MixedParts {
+        /// Position of the part, without those that are empty.
+        part: usize,
+        /// Its device.
+        device: String,
+        /// The device of the parts before it.
+        first: String,
+    },
     /// A device call failed.
     #[error(transparent)]
     Device(#[from] kvferry_device::Error),
@@ -262,6 +418,43 @@ pub enum Error {
         peer: String,
         /// The device of the remote end.
         remote: String,
+    },
+    /// A pair of devices was tried out and does not work, whatever the driver says of it. This
+    /// engine does not use it again.
+    #[error(
+        "{device} is not used with memory of {peer} on device {remote}: {what}; the driver calls the pair reachable, so check the IOMMU and PCIe ACS settings and the driver (MC_KVFERRY_PROOF=off skips this check, at your own risk)"
+    )]
+    Unproven {
+        /// The local device.
+        device: String,
+        /// The peer.
+        peer: String,
+        /// The peer's device.
+        remote: String,
+        /// What went wrong: the first wrong byte, or the driver's word.
+        what: String,
+    },
+    /// The peer took no part in trying out a pair of devices. The next submission tries again.
+    #[error(
+        "{device} and {peer}'s device {remote} could not be tried out before traffic uses them: {reason} (MC_KVFERRY_PROOF=off skips this check, at your own risk)"
+    )]
+    ProbeRefused {
+        /// The local device.
+        device: String,
+        /// The peer.
+        peer: String,
+        /// The peer's device.
+        remote: String,
+        /// What it said, or what failed.
+        reason: String,
+    },
+    /// No device of this engine has that identity.
+    #[error("no device {device} in this engine: its devices are {devices}")]
+    UnknownDevice {
+        /// The identity asked for.
+        device: String,
+        /// The devices that there are.
+        devices: String,
     },
     /// The system refused something that the engine needs.
     #[error("{call} failed: {reason}")]

@@ -12,7 +12,9 @@ mod error;
 mod mapping;
 pub mod measure;
 mod plan;
+mod proof;
 mod registry;
+mod request;
 mod segment;
 mod target;
 mod transport;
@@ -22,16 +24,25 @@ pub use buffer::Buffer;
 pub use config::{Config, KNOBS, Knob, KnobError, OverlapCheck, Setting, Source};
 pub use devices::{BadDeviceName, DeviceName, open_device, visible_gpus};
 pub use engine::Engine;
-pub use error::{Error, RangeError, Result, Side};
-pub use plan::{Op, Range};
-pub use segment::{AllocationKey, Exports, Identity, Segment, SegmentAllocation, SegmentRegion};
+pub use error::{Error, FormError, FormPage, FormPiece, RangeError, Result, Side};
+pub use plan::{FormPieces, Op, Paged, Pages, Range, Strided};
+pub use proof::{Loan, Mismatch, Probe};
+pub use request::{Copies, Part, SubmitOptions};
+pub use segment::{
+    AllocationKey, Exports, ExportsError, Identity, Segment, SegmentAllocation, SegmentRegion,
+};
 pub use target::Target;
 
 /// The device layer: what an engine runs on.
 pub use kvferry_device as device;
+pub use kvferry_device::{Consumer, Producer};
 
 /// The planner's inside, for the criterion benchmark alone.
 #[doc(hidden)]
 pub mod bench {
-    pub use crate::plan::{Limits, Pieces, Scratch, Want, Window, check_bounds, check_overlaps};
+    pub use crate::plan::{
+        CheckedForms, Form, Grid, Limits, Pieces, PlacedEnd, PlacedForm, SHORTEST_RUN, Scratch,
+        Strides, Want, Window, check_bounds, check_form_bounds, check_form_overlaps,
+        check_overlaps, find_strides,
+    };
 }

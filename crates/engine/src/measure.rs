@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvferry_device::{CopyDescriptor, CopySource, QueueOptions};
+use kvferry_device::{CopyDescriptor, CopySource, QueueOptions, Work};
 
 use crate::engine::Engine;
 use crate::error::Result;
@@ -24,7 +24,7 @@ pub fn bare_launches(
     times: usize,
 ) -> Result<Option<Vec<Duration>>> {
     let mut scratch = Scratch::default();
-    let plan = engine.peer().plan(&mut scratch, engine.registry(), target, op, ranges)?;
+    let plan = engine.peer().plan_ranges(&mut scratch, engine.registry(), target, op, ranges)?;
     let device = engine.peer().device(plan.device);
     let kernel = device.info().capabilities.contains(kvferry_device::Capabilities::KERNEL);
     if !kernel || plan.checked.large > 0 {
@@ -56,42 +56,45 @@ pub fn bare_launches(
         max_grid_blocks: engine.config().max_grid_blocks,
         high_priority: engine.config().high_priority,
         stall_timeout: engine.config().stall_timeout,
+        tile_bytes: engine.config().tile_bytes,
     };
     let mut queue = Arc::clone(device).queue(&options)?;
+    let completions = queue.completions();
     let mut took = Vec::with_capacity(times);
     for _ in 0..times {
+        let mut pieces = Prepacked { descriptors: &descriptors, at: 0, packed: !took.is_empty() };
         let start = Instant::now();
         // SAFETY: the plan was checked, and it holds its regions and mappings until it is dropped
         // at the end of this function, after the queue has completed everything.
-        let seq = unsafe {
-            queue
-                .submit(&mut Prepacked { descriptors: &descriptors, packed: !took.is_empty() }, &[])
-        };
-        let seq = seq.map_err(|error| error.error)?;
-        while queue.completed()? < seq {
+        let submitted = unsafe { queue.submit(&mut Work::pieces(&mut pieces)) };
+        let ticket = submitted.map_err(|error| error.error)?;
+        while !completions.done(ticket) {
             std::hint::spin_loop();
+            if start.elapsed() > engine.config().stall_timeout {
+                queue.check()?;
+            }
         }
         took.push(start.elapsed());
     }
     Ok(Some(took))
 }
 
-/// Packs the slot the first time; afterwards the ring's only slot holds the descriptors already.
+/// Packs the slot the first time. Afterwards the ring's only slot holds the descriptors already,
+/// but for the first few, which the queue takes separately to see whether there are more.
 struct Prepacked<'a> {
     descriptors: &'a [CopyDescriptor],
+    at: usize,
     packed: bool,
 }
 
 impl CopySource for Prepacked<'_> {
     fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize {
-        let count = self.descriptors.len();
-        if count == 0 || slot.len() < count {
-            return 0;
+        let rest = &self.descriptors[self.at..];
+        let count = rest.len().min(slot.len());
+        if self.at == 0 || !self.packed {
+            slot[..count].copy_from_slice(&rest[..count]);
         }
-        if !self.packed {
-            slot[..count].copy_from_slice(self.descriptors);
-        }
-        self.descriptors = &[];
+        self.at += count;
         count
     }
 }

@@ -111,7 +111,8 @@ struct Regions {
 }
 
 /// An allocation with registered regions. That it can be exported was found out when the first one
-/// was registered, so what cannot is refused there and not in live traffic.
+/// was registered, so what cannot is refused there and not in live traffic. One that is lent
+/// for proofs has no regions and is in no segment.
 #[derive(Debug)]
 struct Exported {
     allocation: Allocation,
@@ -192,6 +193,27 @@ impl Registry {
         }
     }
 
+    /// Makes an allocation of the engine's own exportable, without a region that a peer could use.
+    pub(crate) fn lend(
+        &self,
+        device: usize,
+        owner: &Arc<dyn Device>,
+        addr: u64,
+    ) -> Result<AllocationKey> {
+        let allocation = owner.allocation(addr)?;
+        let key = AllocationKey { device: owner.info().uuid, id: allocation.id };
+        // Outside the lock, as in `register`. Nobody else knows this memory, so nobody is faster.
+        let export = owner.prepare_export(&allocation)?;
+        let lent = Exported { allocation, device, export, regions: 0 };
+        self.state().allocations.insert(key, lent);
+        Ok(key)
+    }
+
+    /// Ends what `lend` began.
+    pub(crate) fn take_back(&self, key: AllocationKey) {
+        self.state().allocations.remove(&key);
+    }
+
     /// Keeps the regions of these windows registered until the pins are dropped.
     ///
     /// # Errors
@@ -222,7 +244,8 @@ impl Registry {
 
     pub(crate) fn segment(&self, incarnation: Identity, devices: &[Arc<dyn Device>]) -> Segment {
         let state = self.state();
-        let allocations = state.allocations.iter().map(|(&key, exported)| SegmentAllocation {
+        let published = state.allocations.iter().filter(|(_, exported)| exported.regions > 0);
+        let allocations = published.map(|(&key, exported)| SegmentAllocation {
             key,
             vendor: devices[exported.device].info().vendor,
             base: exported.allocation.base,

@@ -4,6 +4,8 @@ use std::fmt::{self, Debug, Display};
 
 use kvferry_device::{DeviceUuid, Export, Vendor};
 
+use crate::proof::{Mismatch, Probe};
+
 /// 16 random bytes that name one engine, process or host boot, and never come again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Identity(pub [u8; 16]);
@@ -90,15 +92,30 @@ pub struct Segment {
     pub regions: Vec<SegmentRegion>,
 }
 
-/// Fetches exports from the engine that owns a segment.
+/// What an engine asks of the one that owns a segment. Calls may block, and fail with whatever kept
+/// the peer from answering, or with its refusal.
 pub trait Exports: Debug + Send + Sync {
     /// The export of that allocation. Called once per allocation and local device, from the thread
-    /// that first transfers to it; may block.
+    /// that first transfers to it, and once per probe.
     ///
     /// # Errors
-    /// Whatever kept the peer from answering, or its refusal.
-    fn fetch(
-        &self,
-        allocation: AllocationKey,
-    ) -> Result<Export, Box<dyn std::error::Error + Send + Sync>>;
+    /// As above.
+    fn fetch(&self, allocation: AllocationKey) -> Result<Export, ExportsError>;
+
+    /// Borrows memory of `device` that holds a pattern: [`Engine::lend`](crate::Engine::lend).
+    ///
+    /// # Errors
+    /// As above.
+    fn probe(&self, device: DeviceUuid) -> Result<Probe, ExportsError>;
+
+    /// Gives that memory back, no longer mapped here, and asks whether it holds the pattern of
+    /// `seed`: [`Loan::compare`](crate::Loan::compare).
+    ///
+    /// # Errors
+    /// As above.
+    fn prove(&self, allocation: AllocationKey, seed: u64)
+    -> Result<Option<Mismatch>, ExportsError>;
 }
+
+/// What keeps a peer from answering.
+pub type ExportsError = Box<dyn std::error::Error + Send + Sync>;

@@ -1,18 +1,22 @@
 //! A peer's segment, opened: what may be read and written there, and where it is mapped here.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 
-use kvferry_device::Device;
+use kvferry_device::{Device, Mapping};
 
 use crate::error::{Error, Result};
-use crate::mapping::{MappingCache, MappingKey, OpenMapping};
+use crate::mapping::{Keeper, MappingCache, MappingKey, OpenMapping};
 use crate::plan::Window;
+use crate::proof::Pair;
 use crate::registry::{Registry, in_process};
 use crate::segment::{AllocationKey, Exports, Identity, Segment, SegmentAllocation};
 
 /// A peer that transfers can name. Clones are the same target; mappings close when the last clone
-/// and the last batch that uses them are gone.
+/// and the last batch that uses them are gone, or earlier if there are too many.
+///
+/// The first transfer between two devices waits until the pair has proved itself
+/// (`MC_KVFERRY_PROOF`): some milliseconds, once per process of the peer.
 #[derive(Clone, Debug)]
 pub struct Target {
     inner: Arc<Inner>,
@@ -29,8 +33,7 @@ struct Inner {
     registry: Option<Weak<Registry>>,
     exports: Arc<dyn Exports>,
     cache: Arc<MappingCache>,
-    /// By allocation and local device.
-    open: Mutex<HashMap<(AllocationKey, usize), Arc<OpenMapping>>>,
+    keeper: Keeper,
     lost: OnceLock<String>,
 }
 
@@ -110,7 +113,7 @@ impl Target {
         let (incarnation, process, pid) = (segment.incarnation, segment.process, segment.pid);
         let registry = in_process(incarnation).map(|registry| Arc::downgrade(&registry));
         let table = RwLock::new(Arc::new(RemoteTable::new(&name, segment)?));
-        let open = Mutex::default();
+        let keeper = cache.keeper();
         let lost = OnceLock::new();
         Ok(Self {
             inner: Arc::new(Inner {
@@ -122,7 +125,7 @@ impl Target {
                 registry,
                 exports,
                 cache,
-                open,
+                keeper,
                 lost,
             }),
         })
@@ -156,7 +159,7 @@ impl Target {
         let table = Arc::new(table);
         // The table first: a mapping that is made meanwhile is kept only if the table has it.
         *inner.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&table);
-        self.open_mappings().retain(|(key, _), _| table.lists(*key));
+        inner.cache.release(inner.keeper, |key| table.lists(key));
         Ok(())
     }
 
@@ -165,7 +168,8 @@ impl Target {
     pub fn lose(&self, reason: &str) {
         if self.inner.lost.set(reason.to_owned()).is_ok() {
             tracing::warn!(peer = %self.inner.name, reason, "peer lost");
-            self.open_mappings().clear();
+            self.inner.cache.release(self.inner.keeper, |_| false);
+            self.inner.cache.proofs.forget(self.inner.process);
         }
     }
 
@@ -177,7 +181,7 @@ impl Target {
 
     /// How many of its allocations are mapped here now.
     pub fn open_count(&self) -> usize {
-        self.open_mappings().len()
+        self.inner.cache.count(self.inner.keeper)
     }
 
     pub(crate) fn table(&self) -> Arc<RemoteTable> {
@@ -198,6 +202,9 @@ impl Target {
     }
 
     /// The mapping of an allocation for a local device; opens it at first use.
+    ///
+    /// # Errors
+    /// [`Error::Unproven`] if the pair of devices does not work.
     pub(crate) fn mapping(
         &self,
         allocation: &SegmentAllocation,
@@ -205,38 +212,41 @@ impl Target {
         device: &Arc<dyn Device>,
     ) -> Result<Arc<OpenMapping>> {
         let inner = &self.inner;
-        if let Some(open) = self.open_mappings().get(&(allocation.key, index)) {
-            return Ok(Arc::clone(open));
-        }
         let key = MappingKey { process: inner.process, allocation: allocation.key, device: index };
-        let mapping = inner.cache.acquire(key, || {
-            let refused = |reason: String| Error::ExportRefused { peer: inner.name.clone(), id: allocation.key.id, reason };
-            let export = inner.exports.fetch(allocation.key).map_err(|error| refused(error.to_string()))?;
-            if export.len() != allocation.len {
-                return Err(refused(format!("it is {} bytes, the segment says {}", export.len(), allocation.len)));
-            }
-            tracing::debug!(peer = %inner.name, id = allocation.key.id, bytes = allocation.len, device = %device.info(), "mapping a peer's allocation");
-            Arc::clone(device).open(export).map_err(|error| match error {
-                kvferry_device::Error::AlreadyMapped { device, .. } => Error::MappedElsewhere {
-                    device,
-                    peer: inner.name.clone(),
-                    pid: inner.pid,
-                    base: allocation.base,
-                    len: allocation.len,
-                },
-                error => error.into(),
-            })
-        })?;
-        let mapping = Arc::new(mapping);
-        let mut open = self.open_mappings();
-        if inner.lost.get().is_none() && self.table().lists(allocation.key) {
-            // Of two threads that came here together the later one keeps the same mapping alive.
-            open.insert((allocation.key, index), Arc::clone(&mapping));
-        }
-        Ok(mapping)
+        let lists = || inner.lost.get().is_none() && self.table().lists(allocation.key);
+        inner.cache.acquire(key, inner.keeper, lists, || inner.open(allocation, index, device))
     }
+}
 
-    fn open_mappings(&self) -> MutexGuard<'_, HashMap<(AllocationKey, usize), Arc<OpenMapping>>> {
-        self.inner.open.lock().unwrap_or_else(PoisonError::into_inner)
+impl Inner {
+    fn open(
+        &self,
+        allocation: &SegmentAllocation,
+        index: usize,
+        device: &Arc<dyn Device>,
+    ) -> Result<Mapping> {
+        let SegmentAllocation { key, base, len, .. } = *allocation;
+        let peer = || self.name.clone();
+        let pair = Pair { process: self.process, local: index, remote: key.device };
+        self.cache.proofs.require(pair, device, &self.name, &*self.exports)?;
+        let refused = |reason| Error::ExportRefused { peer: peer(), id: key.id, reason };
+        let export = self.exports.fetch(key).map_err(|error| refused(error.to_string()))?;
+        if export.len() != len {
+            let found = export.len();
+            return Err(refused(format!("it is {found} bytes, the segment says {len}")));
+        }
+        tracing::debug!(peer = self.name, id = key.id, bytes = len, device = %device.info(), "mapping a peer's allocation");
+        Arc::clone(device).open(export).map_err(|error| match error {
+            kvferry_device::Error::AlreadyMapped { device, .. } => {
+                Error::MappedElsewhere { device, peer: peer(), pid: self.pid, base, len }
+            }
+            error => error.into(),
+        })
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.cache.release(self.keeper, |_| false);
     }
 }

@@ -4,14 +4,14 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use kvferry_device::sim::{self, Fault, Live, SimControl, SimOptions};
-use kvferry_device::{Device, Error as DeviceError, Export, Memory};
+use kvferry_device::{Device, DeviceUuid, Error as DeviceError, Export, Memory};
 use kvferry_engine::{
-    AllocationKey, BatchId, Buffer, Config, Engine, Error, Exports, Identity, Op, Path, Range,
-    RangeError, Segment, Side, State, Target,
+    AllocationKey, BatchId, Buffer, Config, Engine, Error, Exports, ExportsError, Identity, Loan,
+    Mismatch, Op, Path, Probe, Range, RangeError, Segment, Side, State, Target,
 };
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -35,20 +35,50 @@ fn simulated(ordinal: u32) -> (Arc<dyn Device>, Arc<SimControl>) {
     sim::sim(&SimOptions { ordinal, ..SimOptions::default() }).expect("always there")
 }
 
-/// Hands out an engine's exports and counts them.
+/// Hands out an engine's exports and counts them, without those of proofs.
 #[derive(Debug)]
 struct Counted {
     engine: Arc<Engine>,
     fetched: AtomicUsize,
+    proven: AtomicUsize,
+    loans: Mutex<Vec<Loan>>,
+}
+
+impl Counted {
+    fn of(engine: &Arc<Engine>) -> Arc<Self> {
+        Arc::new(Self {
+            engine: Arc::clone(engine),
+            fetched: AtomicUsize::new(0),
+            proven: AtomicUsize::new(0),
+            loans: Mutex::default(),
+        })
+    }
+
+    fn lent(&self, key: AllocationKey) -> Option<usize> {
+        let loans = self.loans.lock().expect("no panic");
+        loans.iter().position(|loan| loan.probe().allocation == key)
+    }
 }
 
 impl Exports for Counted {
-    fn fetch(
-        &self,
-        key: AllocationKey,
-    ) -> Result<Export, Box<dyn std::error::Error + Send + Sync>> {
-        self.fetched.fetch_add(1, Ordering::SeqCst);
+    fn fetch(&self, key: AllocationKey) -> Result<Export, ExportsError> {
+        let counts = usize::from(self.lent(key).is_none());
+        self.fetched.fetch_add(counts, Ordering::SeqCst);
         Ok(self.engine.export(key)?)
+    }
+
+    fn probe(&self, device: DeviceUuid) -> Result<Probe, ExportsError> {
+        let loan = self.engine.lend(device)?;
+        let probe = loan.probe();
+        self.loans.lock().expect("no panic").push(loan);
+        Ok(probe)
+    }
+
+    fn prove(&self, key: AllocationKey, seed: u64) -> Result<Option<Mismatch>, ExportsError> {
+        self.proven.fetch_add(1, Ordering::SeqCst);
+        let at = self.lent(key).ok_or("not lent")?;
+        let loan = self.loans.lock().expect("no panic").swap_remove(at);
+        Ok(loan.compare(seed)?)
     }
 }
 
@@ -57,8 +87,16 @@ impl Exports for Counted {
 struct NoExports;
 
 impl Exports for NoExports {
-    fn fetch(&self, _: AllocationKey) -> Result<Export, Box<dyn std::error::Error + Send + Sync>> {
+    fn fetch(&self, _: AllocationKey) -> Result<Export, ExportsError> {
         Err("nothing may ask for an export here".into())
+    }
+
+    fn probe(&self, _: DeviceUuid) -> Result<Probe, ExportsError> {
+        Err("nothing may ask for a proof here".into())
+    }
+
+    fn prove(&self, _: AllocationKey, _: u64) -> Result<Option<Mismatch>, ExportsError> {
+        Err("nothing may ask for a verdict here".into())
     }
 }
 
@@ -79,7 +117,7 @@ struct Foreign {
 }
 
 fn map_foreign(importer: &Engine, exporter: &Arc<Engine>) -> Foreign {
-    let exports = Arc::new(Counted { engine: Arc::clone(exporter), fetched: AtomicUsize::new(0) });
+    let exports = Counted::of(exporter);
     let incarnation = Identity::random();
     let target = importer
         .open("foreign", foreign(&exporter.segment(), incarnation), exports.clone())
@@ -280,7 +318,7 @@ fn a_peer_that_claims_to_be_this_process_does_not_get_its_addresses_used() {
     let target = importer.open("forger", forged, Arc::new(NoExports)).expect("opens");
     let range = Range { local: local.addr(), remote: secret.addr(), len: 4096 };
     let refused = importer.submit(&target, Op::Read, &[range]);
-    assert!(matches!(refused, Err(Error::ExportRefused { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::ProbeRefused { .. })), "{refused:?}");
 }
 
 #[test]
@@ -331,8 +369,58 @@ fn b09_thirty_two_threads_that_race_to_the_first_use_open_once() {
                 });
             }
         });
-        assert_eq!(exports.fetched.load(Ordering::SeqCst), 1, "round {round}");
+        let counts = [&exports.fetched, &exports.proven].map(|count| count.load(Ordering::SeqCst));
+        assert_eq!(counts, [1, 1], "round {round}: one open and one proof");
     }
+}
+
+#[test]
+fn a_loan_that_was_given_back_is_lent_again_and_one_that_was_not_is_freed() {
+    let (device, control) = simulated(0);
+    let engine = engine_on(vec![device.clone()]);
+    let uuid = device.info().uuid;
+    let lend = || engine.lend(uuid).expect("lends");
+    let first = lend();
+    let Probe { allocation, seed } = first.probe();
+    assert!(engine.export(allocation).is_ok());
+    assert_eq!(engine.segment().allocations, [], "no peer may use it for a transfer");
+    assert_eq!(first.compare(seed), Ok(None), "nobody wrote");
+    let second = lend();
+    assert_eq!(second.probe().allocation, allocation);
+    assert_ne!(second.probe().seed, seed);
+    let other = lend();
+    assert_ne!(other.probe().allocation, allocation);
+    assert_eq!(control.live(Live::Allocations), 2);
+    drop(second);
+    assert_eq!(control.live(Live::Allocations), 1);
+    assert!(matches!(engine.export(allocation), Err(Error::UnknownAllocation { .. })));
+    let wrong = other.compare(seed).expect("readable").expect("of another seed");
+    assert_ne!(wrong.expected, wrong.found);
+    let unknown = engine.lend(DeviceUuid([7; 16])).map(drop);
+    assert!(
+        matches!(&unknown, Err(Error::UnknownDevice { devices, .. }) if devices == "sim:0"),
+        "{unknown:?}"
+    );
+    drop(engine);
+    assert_eq!(control.live(Live::Allocations), 0);
+}
+
+#[test]
+fn b17_slices_of_one_gpu_are_two_devices_though_they_share_a_pci_address() {
+    let (whole, _) = simulated(0);
+    let options = SimOptions { ordinal: 1, slice_of: Some(0), ..SimOptions::default() };
+    let (slice, _) = sim::sim(&options).expect("always there");
+    assert_eq!(whole.info().pci_bus_id, slice.info().pci_bus_id);
+    let (a, b) = (engine_on(vec![whole.clone()]), engine_on(vec![slice.clone()]));
+    let local = a.allocate(&whole, 4096).expect("memory");
+    let remote = b.allocate(&slice, 4096).expect("memory");
+    let range = Range { local: local.addr(), remote: remote.addr(), len: 4096 };
+    let refused = a.submit(&direct(&a, &b), Op::Write, &[range]);
+    let named = slice.info().uuid.to_string();
+    assert!(
+        matches!(&refused, Err(Error::Unreachable { remote, .. }) if *remote == named),
+        "{refused:?}"
+    );
 }
 
 #[test]
@@ -584,7 +672,13 @@ fn b26_one_copy_of_more_than_four_gibibytes_is_exact() {
         eprintln!("SKIP one copy of more than 4 GiB: {available} KiB of memory are too few");
         return;
     }
-    let (importer, exporter, host) = host_pair();
+    let host = kvferry_device::host().expect("host memory");
+    // A busy machine takes a while for a single copy, and it is no stall.
+    let patient = || {
+        let config = config(&[("MC_KVFERRY_STALL_TIMEOUT_SEC", "3600")]);
+        Engine::new(config, vec![Arc::clone(&host)]).expect("an engine")
+    };
+    let (importer, exporter) = (patient(), patient());
     let (from, to) = (
         importer.allocate(&host, len).expect("memory"),
         exporter.allocate(&host, len).expect("memory"),
@@ -820,7 +914,7 @@ fn b35_busy_stale_and_double_release_are_typed_errors_and_ids_do_not_come_back()
         let poller = scope
             .spawn(|| (0..100_000).all(|_| engine.poll(busy) == Err(Error::UnknownBatch(busy))));
         for _ in 0..100_000 {
-            let id = engine.submit(&target, Op::Write, &[]).expect("accepted");
+            let id = engine.submit(&target, Op::Write, &[] as &[Range]).expect("accepted");
             engine.release(id).expect("ended");
         }
         assert!(poller.join().expect("polls"));

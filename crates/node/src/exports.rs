@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvferry_device::{Chunk, DeviceUuid, Export};
-use kvferry_engine::{AllocationKey, Exports, Identity};
-use kvferry_wire::exchange::{self, MAX_DESCRIPTORS, Message, VERSION};
+use kvferry_engine::{AllocationKey, Exports, ExportsError, Identity, Loan, Mismatch, Probe};
+use kvferry_wire::exchange::{self, MAX_DESCRIPTORS, Message, VERSION, Wrong};
 use kvferry_wire::segment::Extension;
 use kvferry_wire::{Id, Uuid};
 
@@ -17,6 +17,9 @@ use crate::socket::{self, PATIENCE};
 
 /// How long a peer may take to export an allocation: a driver call, perhaps behind others.
 const FETCH_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Most loans of one connection: a peer has one per local device, for as long as it proves.
+const MOST_LOANS: usize = 64;
 
 /// Hands out exports until the client closes.
 pub(crate) fn serve(local: &Local, socket: &Arc<OwnedFd>) {
@@ -99,12 +102,10 @@ impl Connection {
     }
 
     fn fetch_by(&self, allocation: AllocationKey, deadline: Instant) -> Result<Export, Refusal> {
-        let state = &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.request += 1;
         let AllocationKey { device, id } = allocation;
-        let fetch = Message::Fetch { request: state.request, device: Uuid(device.0), id };
-        state.channel.send(&fetch, None, deadline)?;
-        let (answer, fds) = state.answer(deadline)?;
+        let fetch = |request| Message::Fetch { request, device: Uuid(device.0), id };
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (answer, fds) = state.ask(fetch, deadline)?;
         let Message::Export { export, .. } = answer else {
             return Err(ChannelError::Unexpected.into());
         };
@@ -115,30 +116,60 @@ impl Connection {
             export => unpack(export, fds),
         }
     }
+
+    /// The answer to one request that brings no descriptors, unless that is a refusal.
+    fn ask(
+        &self,
+        message: impl FnOnce(u64) -> Message,
+        deadline: Instant,
+    ) -> Result<Message, Refusal> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.ask(message, deadline).map(|(answer, _)| answer)
+    }
+
+    /// After an answer that broke the rules, ends the connection.
+    fn told(&self, refusal: Refusal) -> ExportsError {
+        if matches!(&refusal, Refusal::Channel(error) if !error.is_harmless()) {
+            // Where the next answer would begin is unknown. The monitor sees this and declares
+            // the peer lost.
+            socket::shut_down(&*self.socket);
+        }
+        let (peer, reason) = (self.peer.clone(), refusal.to_string());
+        NodeError::Exports { peer, pid: self.pid, reason }.into()
+    }
 }
 
 impl State {
+    /// Makes one request; its first answer, unless that is a refusal.
+    fn ask(
+        &mut self,
+        message: impl FnOnce(u64) -> Message,
+        deadline: Instant,
+    ) -> Result<(Message, Vec<OwnedFd>), Refusal> {
+        self.request += 1;
+        self.channel.send(&message(self.request), None, deadline)?;
+        self.answer(deadline)
+    }
+
     /// The next message about the last request.
     fn answer(&mut self, deadline: Instant) -> Result<(Message, Vec<OwnedFd>), Refusal> {
         loop {
             // Of a request that was given up.
             let is_late = |request: Option<u64>| request.is_some_and(|late| late < self.request);
-            match self.channel.receive(deadline) {
-                Ok((message, _)) if is_late(message.request()) => {}
-                Err(ChannelError::OutOfDescriptors { request }) if is_late(request) => {}
-                Ok((Message::Refused { request, reason }, _))
+            let (answer, fds) = match self.channel.receive(deadline) {
+                Ok((answer, _)) if is_late(answer.request()) => continue,
+                Err(ChannelError::OutOfDescriptors { request }) if is_late(request) => continue,
+                answer => answer?,
+            };
+            return match answer {
+                Message::Refused { request, reason }
                     if request.is_none_or(|request| request == self.request) =>
                 {
-                    return Err(Refusal::Peer(reason));
+                    Err(Refusal::Peer(reason))
                 }
-                Ok((message @ (Message::Export { .. } | Message::Chunks { .. }), fds))
-                    if message.request() == Some(self.request) =>
-                {
-                    return Ok((message, fds));
-                }
-                Ok(_) => return Err(ChannelError::Unexpected.into()),
-                Err(error) => return Err(error.into()),
-            }
+                answer if answer.request() == Some(self.request) => Ok((answer, fds)),
+                _ => Err(ChannelError::Unexpected.into()),
+            };
         }
     }
 
@@ -160,25 +191,37 @@ impl State {
 }
 
 impl Exports for Connection {
-    fn fetch(
-        &self,
-        allocation: AllocationKey,
-    ) -> Result<Export, Box<dyn std::error::Error + Send + Sync>> {
+    fn fetch(&self, allocation: AllocationKey) -> Result<Export, ExportsError> {
         let fetched = self.fetch_by(allocation, Instant::now() + FETCH_PATIENCE);
         tracing::debug!(peer = self.peer, id = allocation.id, device = %allocation.device, ok = fetched.is_ok(), "fetched an export");
-        fetched.map_err(|refusal| {
-            if matches!(&refusal, Refusal::Channel(error) if !error.is_harmless()) {
-                // Where the next answer would begin is unknown. The monitor sees this and declares
-                // the peer lost.
-                socket::shut_down(&*self.socket);
+        fetched.map_err(|refusal| self.told(refusal))
+    }
+
+    fn probe(&self, device: DeviceUuid) -> Result<Probe, ExportsError> {
+        let probe = |request| Message::Probe { request, device: Uuid(device.0) };
+        match self.ask(probe, Instant::now() + FETCH_PATIENCE) {
+            Ok(Message::Sample { id, seed, .. }) => {
+                Ok(Probe { allocation: AllocationKey { device, id }, seed })
             }
-            NodeError::Exports {
-                peer: self.peer.clone(),
-                pid: self.pid,
-                reason: refusal.to_string(),
+            Ok(_) => Err(self.told(ChannelError::Unexpected.into())),
+            Err(refusal) => Err(self.told(refusal)),
+        }
+    }
+
+    fn prove(
+        &self,
+        allocation: AllocationKey,
+        seed: u64,
+    ) -> Result<Option<Mismatch>, ExportsError> {
+        let AllocationKey { device, id } = allocation;
+        let prove = |request| Message::Prove { request, device: Uuid(device.0), id, seed };
+        match self.ask(prove, Instant::now() + FETCH_PATIENCE) {
+            Ok(Message::Verdict { wrong, .. }) => {
+                Ok(wrong.map(|Wrong { at, expected, found }| Mismatch { at, expected, found }))
             }
-            .into()
-        })
+            Ok(_) => Err(self.told(ChannelError::Unexpected.into())),
+            Err(refusal) => Err(self.told(refusal)),
+        }
     }
 }
 
@@ -213,14 +256,24 @@ fn answer(local: &Local, socket: &Arc<OwnedFd>, channel: &mut Channel) -> Result
     tracing::debug!(node = local.name, "a peer connected for exports");
     let hello = Message::Hello { version: VERSION, incarnation: Id(found.0) };
     channel.send(&hello, None, Instant::now() + PATIENCE)?;
+    let mut loans = Vec::new();
     loop {
         channel.idle()?;
-        let (fetch, _) = channel.receive(Instant::now() + PATIENCE)?;
-        let Message::Fetch { request, device, id } = fetch else {
-            return Err(ChannelError::Unexpected.into());
+        let key = |device: Uuid, id| AllocationKey { device: DeviceUuid(device.0), id };
+        let message = match channel.receive(Instant::now() + PATIENCE)?.0 {
+            Message::Fetch { request, device, id } => {
+                hand_out(local, request, key(device, id), channel)?;
+                continue;
+            }
+            Message::Probe { request, device } => {
+                lend(local, &mut loans, request, DeviceUuid(device.0))
+            }
+            Message::Prove { request, device, id, seed } => {
+                compare(local, &mut loans, request, key(device, id), seed)
+            }
+            _ => return Err(ChannelError::Unexpected.into()),
         };
-        let key = AllocationKey { device: DeviceUuid(device.0), id };
-        hand_out(local, request, key, channel)?;
+        channel.send(&message, None, Instant::now() + PATIENCE)?;
     }
 }
 
@@ -249,6 +302,47 @@ fn hand_out(
             Ok(channel.send(&refused, None, deadline)?)
         }
         Err(error) => Err(error),
+    }
+}
+
+/// Lends memory for as long as it stays in `loans`.
+fn lend(local: &Local, loans: &mut Vec<Loan>, request: u64, device: DeviceUuid) -> Message {
+    if loans.len() >= MOST_LOANS {
+        let reason = format!("{MOST_LOANS} samples are lent on this connection already");
+        return Message::Refused { request: Some(request), reason };
+    }
+    match local.engine.lend(device) {
+        Ok(loan) => {
+            let Probe { allocation, seed } = loan.probe();
+            tracing::debug!(node = local.name, id = allocation.id, %device, "lent memory for a proof");
+            loans.push(loan);
+            Message::Sample { request, id: allocation.id, seed }
+        }
+        Err(error) => {
+            tracing::debug!(node = local.name, %device, %error, "lent no memory for a proof");
+            Message::Refused { request: Some(request), reason: error.to_string() }
+        }
+    }
+}
+
+fn compare(
+    local: &Local,
+    loans: &mut Vec<Loan>,
+    request: u64,
+    key: AllocationKey,
+    seed: u64,
+) -> Message {
+    let refused = |reason| Message::Refused { request: Some(request), reason };
+    let Some(at) = loans.iter().position(|loan| loan.probe().allocation == key) else {
+        return refused(format!("allocation {} was not lent on this connection", key.id));
+    };
+    match loans.swap_remove(at).compare(seed) {
+        Ok(wrong) => {
+            tracing::debug!(node = local.name, id = key.id, device = %key.device, ?wrong, "compared what a peer wrote for a proof");
+            let wrong = wrong.map(|Mismatch { at, expected, found }| Wrong { at, expected, found });
+            Message::Verdict { request, wrong }
+        }
+        Err(error) => refused(error.to_string()),
     }
 }
 

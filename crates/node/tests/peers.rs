@@ -139,6 +139,28 @@ fn a_peer_on_another_host_is_unreachable_and_both_hosts_are_named() {
 }
 
 #[test]
+fn the_boot_id_and_no_name_says_whether_a_peer_is_on_this_host() {
+    // Two names of one host.
+    let (here, there) = (Side::new(4096), Side::new(4096));
+    let port = there.node.name().rsplit_once(':').unwrap().1;
+    for name in [there.node.name().to_owned(), format!("localhost:{port}")] {
+        let peer = here.node.open(&name).unwrap();
+        assert_eq!(peer.target().incarnation(), there.engine.incarnation());
+        assert_eq!(
+            here.transfer(peer.target(), Op::Write, there.buffer.addr(), 16),
+            Ok(State::Completed)
+        );
+    }
+    // One name of two hosts: the peer says that it is called as we are, at our own address, and
+    // names a socket that is here.
+    let mut distant = there.descriptor();
+    distant.name = here.node.name().to_owned();
+    distant.kvferry.as_mut().unwrap().host = Uuid([9; 16]);
+    let error = here.node.open(&impostor(&distant)).unwrap_err();
+    assert!(matches!(error, NodeError::Unreachable { .. }), "{error}");
+}
+
+#[test]
 fn peers_that_answer_nonsense_are_refused_by_name() {
     let here = Side::new(4096);
     for answer in [

@@ -64,7 +64,7 @@ fn garbage_on_the_exports_socket_ends_only_its_own_connection() {
     let early =
         exchange::encode(&Message::Fetch { request: 1, device: Uuid([0; 16]), id: 1 }).unwrap();
     let version =
-        exchange::encode(&Message::Hello { version: 2, incarnation: extension.incarnation })
+        exchange::encode(&Message::Hello { version: 3, incarnation: extension.incarnation })
             .unwrap();
     let stale =
         exchange::encode(&Message::Hello { version: VERSION, incarnation: Id([0; 16]) }).unwrap();
@@ -120,6 +120,56 @@ fn a_refused_fetch_leaves_the_connection_open() {
     assert!(matches!(next(&mut stream), Message::Refused { request: Some(1), .. }));
     let export = exchange::Export::File { length: allocation.length };
     assert_eq!(next(&mut stream), Message::Export { request: 2, export });
+}
+
+#[test]
+fn samples_are_lent_to_one_connection_each_in_numbers_and_refusals_leave_it_open() {
+    let side = Side::new(4096);
+    let extension = side.extension();
+    let device = extension.allocations[0].device;
+    let connect = || {
+        let mut stream = exports_of(&extension);
+        let hello = Message::Hello { version: VERSION, incarnation: extension.incarnation };
+        let mut ask = move |message: &Message| {
+            stream.write_all(&exchange::encode(message).unwrap()).unwrap();
+            next(&mut stream)
+        };
+        assert_eq!(ask(&hello), hello);
+        ask
+    };
+    let (mut ask, mut other) = (connect(), connect());
+    let refused = |answer: Message| match answer {
+        Message::Refused { request: Some(_), reason } => reason,
+        other => panic!("{other:?}"),
+    };
+    let unknown = ask(&Message::Probe { request: 1, device: Uuid([9; 16]) });
+    assert!(refused(unknown).contains("host:0"));
+
+    let sample = |answer: Message| match answer {
+        Message::Sample { id, .. } => id,
+        other => panic!("{other:?}"),
+    };
+    let first = sample(ask(&Message::Probe { request: 2, device }));
+    let second = sample(other(&Message::Probe { request: 1, device }));
+    assert_ne!(first, second, "two connections never share one");
+    assert!(matches!(
+        ask(&Message::Fetch { request: 3, device, id: first }),
+        Message::Export { .. }
+    ));
+    let prove = |request, id| Message::Prove { request, device, id, seed: 1 };
+    assert!(refused(ask(&prove(4, second))).contains("not lent on this connection"));
+    assert!(matches!(ask(&prove(5, first)), Message::Verdict { request: 5, wrong: Some(_) }));
+    refused(ask(&prove(6, first)));
+
+    // It can be lent again, and a peer that never gives one back gets no more in the end.
+    assert_eq!(sample(ask(&Message::Probe { request: 7, device })), first);
+    let more = (8..71).map(|request| sample(ask(&Message::Probe { request, device }))).count();
+    assert_eq!(more, 63);
+    assert!(refused(ask(&Message::Probe { request: 71, device })).contains("64"));
+    assert!(matches!(ask(&prove(72, first)), Message::Verdict { .. }));
+    // None of it is memory that a transfer could name.
+    assert_eq!(side.extension().allocations, extension.allocations);
+    assert_eq!(side.node.rejected(), 0);
 }
 
 #[test]

@@ -3,10 +3,16 @@
 //!
 //! The client says [`Message::Hello`] with the incarnation that it expects; the server answers with
 //! its own, or refuses. Then every [`Message::Fetch`] gets one [`Message::Export`] or
-//! [`Message::Refused`] with the same request number. An [`Export::Chunks`] is followed by as many
-//! [`Message::Chunks`] as it takes, or by a [`Message::Refused`] that ends it. Descriptors, as many
-//! as [`Message::descriptors`] says, come as ancillary data (SCM_RIGHTS) of the first bytes of that
-//! frame. The open connection also says that both are alive.
+//! [`Message::Refused`] with the same request number, and so has every [`Message::Probe`] one
+//! [`Message::Sample`] and every [`Message::Prove`] one [`Message::Verdict`]. An [`Export::Chunks`]
+//! is followed by as many [`Message::Chunks`] as it takes, or by a [`Message::Refused`] that ends it.
+//! Descriptors, as many as [`Message::descriptors`] says, come as ancillary data (SCM_RIGHTS) of the
+//! first bytes of that frame. The open connection also says that both are alive.
+//!
+//! A sample is memory that the server lends until it is proved, or the connection ends. Its
+//! pattern, and the one that the client writes before it asks for the verdict, is a seed's: word
+//! `i`, little-endian, is splitmix64's output number `i`. Its bytes are two lists of 64, 4096 and
+//! 1048576 bytes.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +23,7 @@ use crate::hex::{self, Id, Uuid};
 pub const LIMIT: u64 = 64 << 10;
 
 /// What [`Message::Hello`] carries; another one is refused.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Most descriptors of one frame. The kernel passes 253 at most.
 pub const MAX_DESCRIPTORS: usize = 64;
@@ -56,13 +62,75 @@ pub enum Message {
         /// Bytes of each, in order of address; 1 to [`MAX_DESCRIPTORS`] of them.
         lengths: Vec<u64>,
     },
-    /// Refuses a fetch, also one of which some chunks were sent, or the whole connection.
+    /// Asks for memory to try out a device with.
+    Probe {
+        /// Number that the answer repeats.
+        request: u64,
+        /// The device whose memory it must be.
+        device: Uuid,
+    },
+    /// Answers a probe.
+    Sample {
+        /// Number of the probe.
+        request: u64,
+        /// Number of the lent allocation of that device; to be fetched as any other.
+        id: u64,
+        /// Seed of the pattern that it holds.
+        seed: u64,
+    },
+    /// Gives a sample back, not mapped any more, and asks what it holds.
+    Prove {
+        /// Number that the answer repeats.
+        request: u64,
+        /// The sample's device.
+        device: Uuid,
+        /// The sample's number.
+        id: u64,
+        /// Seed of the pattern that was written into it.
+        seed: u64,
+    },
+    /// Answers a prove.
+    Verdict {
+        /// Number of the prove.
+        request: u64,
+        /// The first byte that is not the pattern's.
+        wrong: Option<Wrong>,
+    },
+    /// Refuses a request, also a fetch of which some chunks were sent, or the whole connection.
     Refused {
-        /// Number of the fetch; none if the connection is refused and closes.
+        /// Number of the request; none if the connection is refused and closes.
         request: Option<u64>,
         /// Why, for a person.
         reason: String,
     },
+}
+
+impl Message {
+    /// The number of the request that this asks or answers.
+    pub fn request(&self) -> Option<u64> {
+        match *self {
+            Self::Hello { .. } => None,
+            Self::Refused { request, .. } => request,
+            Self::Fetch { request, .. }
+            | Self::Export { request, .. }
+            | Self::Chunks { request, .. }
+            | Self::Probe { request, .. }
+            | Self::Sample { request, .. }
+            | Self::Prove { request, .. }
+            | Self::Verdict { request, .. } => Some(request),
+        }
+    }
+}
+
+/// A byte of a sample that is not what it must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wrong {
+    /// Its offset.
+    pub at: u64,
+    /// The pattern's byte.
+    pub expected: u8,
+    /// The byte that is there.
+    pub found: u8,
 }
 
 /// What maps one whole allocation.
@@ -106,17 +174,6 @@ impl Message {
             Self::Export { export: Export::File { .. } | Export::Pool { .. }, .. } => 1,
             Self::Chunks { lengths, .. } => lengths.len(),
             _ => 0,
-        }
-    }
-
-    /// The number of the fetch that it makes or answers.
-    pub fn request(&self) -> Option<u64> {
-        match self {
-            Self::Hello { .. } => None,
-            Self::Fetch { request, .. }
-            | Self::Export { request, .. }
-            | Self::Chunks { request, .. } => Some(*request),
-            Self::Refused { request, .. } => *request,
         }
     }
 }
@@ -226,6 +283,11 @@ mod tests {
             Message::Export { request: 5, export: Export::Pool { length: 512, bytes: vec![1, 2] } },
             Message::Refused { request: Some(3), reason: "gone".into() },
             Message::Refused { request: None, reason: "a restarted engine".into() },
+            Message::Probe { request: 4, device: Uuid([0x22; 16]) },
+            Message::Sample { request: 4, id: 7, seed: u64::MAX },
+            Message::Prove { request: 5, device: Uuid([0x22; 16]), id: 7, seed: 1 },
+            Message::Verdict { request: 5, wrong: None },
+            Message::Verdict { request: 6, wrong: Some(Wrong { at: 3, expected: 0, found: 255 }) },
         ]
     }
 
@@ -237,7 +299,7 @@ mod tests {
         assert_eq!(
             texts,
             [
-                r#"{"hello":{"version":1,"incarnation":"11111111111111111111111111111111"}}"#,
+                r#"{"hello":{"version":2,"incarnation":"11111111111111111111111111111111"}}"#,
                 r#"{"fetch":{"request":1,"device":"22222222-2222-2222-2222-222222222222","id":18446744073709551615}}"#,
                 r#"{"export":{"request":1,"export":{"kind":"file","length":4096}}}"#,
                 r#"{"export":{"request":2,"export":{"kind":"handle","length":4096,"bytes":"00abff"}}}"#,
@@ -246,6 +308,11 @@ mod tests {
                 r#"{"export":{"request":5,"export":{"kind":"pool","length":512,"bytes":"0102"}}}"#,
                 r#"{"refused":{"request":3,"reason":"gone"}}"#,
                 r#"{"refused":{"request":null,"reason":"a restarted engine"}}"#,
+                r#"{"probe":{"request":4,"device":"22222222-2222-2222-2222-222222222222"}}"#,
+                r#"{"sample":{"request":4,"id":7,"seed":18446744073709551615}}"#,
+                r#"{"prove":{"request":5,"device":"22222222-2222-2222-2222-222222222222","id":7,"seed":1}}"#,
+                r#"{"verdict":{"request":5,"wrong":null}}"#,
+                r#"{"verdict":{"request":6,"wrong":{"at":3,"expected":0,"found":255}}}"#,
             ]
         );
         assert_eq!(encode(&messages()[7]).unwrap()[..8], 41u64.to_le_bytes());
@@ -274,7 +341,7 @@ mod tests {
     #[test]
     fn a_message_brings_as_many_descriptors_as_it_says() {
         let counts: Vec<_> = messages().iter().map(Message::descriptors).collect();
-        assert_eq!(counts, [0, 0, 1, 0, 0, 2, 1, 0, 0]);
+        assert_eq!(counts, [0, 0, 1, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0]);
     }
 
     #[test]
@@ -305,6 +372,8 @@ mod tests {
             r#"{"export":{"request":1,"export":{"kind":"handle","length":1,"bytes":"0"}}}"#,
             r#"{"export":{"request":1,"export":{"kind":"chunks","length":1,"count":-1}}}"#,
             r#"{"chunks":{"request":1,"lengths":[1,18446744073709551616]}}"#,
+            r#"{"prove":{"request":1,"device":"22222222-2222-2222-2222-222222222222","id":7}}"#,
+            r#"{"verdict":{"request":1,"wrong":{"at":3,"expected":256,"found":0}}}"#,
             r#"{"farewell":{}}"#,
             &"[".repeat(10_000),
         ] {

@@ -10,14 +10,22 @@ use cudarc::nvrtc::sys as nvrtc_sys;
 use super::context::Context;
 use super::library::{Failure, Nvrtc};
 use crate::error::{Error, Result};
-use crate::kernel::{self, CodeCache};
+use crate::kernel::{self, CodeCache, Entry};
 
-/// The kernel, loaded into a device's context.
+/// The kernels, loaded into a device's context.
 #[derive(Debug)]
 pub(super) struct Kernel {
     context: Arc<Context>,
     module: sys::CUmodule,
-    pub(super) function: sys::CUfunction,
+    /// By [`Entry`].
+    functions: [Function; Entry::ALL.len()],
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Function {
+    raw: sys::CUfunction,
+    /// Blocks of it that fit on one multiprocessor together.
+    blocks: u32,
 }
 
 // SAFETY: a module and a function are names that the driver takes on any thread.
@@ -86,27 +94,53 @@ impl Kernel {
         unsafe { cuda.cuModuleLoadData(&mut module, code.as_ptr().cast::<c_void>()) }
             .map_err(|failure| context.error(failure))?;
         // From here on `Drop` unloads the module.
+        let none = Function { raw: std::ptr::null_mut(), blocks: 0 };
         let mut kernel =
-            Self { context: Arc::clone(context), module, function: std::ptr::null_mut() };
-        let entry = CString::new(kernel::ENTRY).expect("the entry's name is an identifier");
-        // SAFETY: the module was just loaded; the name ends with a zero.
-        unsafe { cuda.cuModuleGetFunction(&mut kernel.function, module, entry.as_ptr()) }
+            Self { context: Arc::clone(context), module, functions: [none; Entry::ALL.len()] };
+        for entry in Entry::ALL {
+            kernel.functions[entry as usize] = kernel.find(entry)?;
+        }
+        Ok(kernel)
+    }
+
+    fn find(&self, entry: Entry) -> Result<Function> {
+        let context = &self.context;
+        let cuda = context.cuda;
+        let mut raw = std::ptr::null_mut();
+        let name = CString::new(entry.name()).expect("an entry's name is an identifier");
+        // SAFETY: the module is loaded; the name ends with a zero.
+        unsafe { cuda.cuModuleGetFunction(&mut raw, self.module, name.as_ptr()) }
             .map_err(|failure| context.error(failure))?;
-        let mut threads = 0;
+        let (mut threads, mut blocks) = (0, 0);
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
         // SAFETY: the function was just found; the driver writes one number. With lazy loading
         // this is what brings the code to the device.
-        unsafe { cuda.cuFuncGetAttribute(&mut threads, attribute, kernel.function) }
+        unsafe { cuda.cuFuncGetAttribute(&mut threads, attribute, raw) }
             .map_err(|failure| context.error(failure))?;
-        if u32::try_from(threads).is_ok_and(|threads| threads >= kernel::BLOCK_THREADS) {
-            return Ok(kernel);
+        if !u32::try_from(threads).is_ok_and(|threads| threads >= kernel::BLOCK_THREADS) {
+            return Err(Error::Call {
+                call: "cuFuncGetAttribute",
+                device: context.to_string(),
+                name: format!("only {threads} threads of {} fit in a block", entry.name()),
+                code: threads,
+            });
         }
-        Err(Error::Call {
-            call: "cuFuncGetAttribute",
-            device: context.to_string(),
-            name: format!("only {threads} threads of the kernel fit in a block"),
-            code: threads,
-        })
+        let block_threads = kernel::BLOCK_THREADS as c_int;
+        // SAFETY: as above.
+        unsafe {
+            cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, raw, block_threads, 0)
+        }
+        .map_err(|failure| context.error(failure))?;
+        Ok(Function { raw, blocks: u32::try_from(blocks).unwrap_or(0).max(1) })
+    }
+
+    pub(super) fn function(&self, entry: Entry) -> sys::CUfunction {
+        self.functions[entry as usize].raw
+    }
+
+    /// Blocks of a kernel that fit on one multiprocessor together, at least 1.
+    pub(super) fn blocks_per_multiprocessor(&self, entry: Entry) -> u32 {
+        self.functions[entry as usize].blocks
     }
 }
 
@@ -134,7 +168,7 @@ fn from_cache(cache: &CodeCache) -> String {
     }
 }
 
-fn no_compiler(error: Error) -> String {
+pub(super) fn no_compiler(error: Error) -> String {
     match error {
         Error::LibraryMissing { library, reason } => format!(
             "cannot load {library}: {reason}; install NVRTC (of the CUDA toolkit, or the Python package \
@@ -146,7 +180,7 @@ fn no_compiler(error: Error) -> String {
 
 /// What to compile for, best first: the device's own code, then PTX of the newest architecture
 /// that both know.
-fn targets(supported: &[u32], capability: u32) -> Vec<String> {
+pub(super) fn targets(supported: &[u32], capability: u32) -> Vec<String> {
     let own = supported.contains(&capability).then(|| format!("sm_{capability}"));
     let newest = supported.iter().filter(|&&architecture| architecture <= capability).max();
     own.into_iter().chain(newest.map(|architecture| format!("compute_{architecture}"))).collect()
@@ -154,15 +188,15 @@ fn targets(supported: &[u32], capability: u32) -> Vec<String> {
 
 /// NVRTC and what it can do.
 #[derive(Debug)]
-struct Compiler {
+pub(super) struct Compiler {
     nvrtc: &'static Nvrtc,
     major: c_int,
     minor: c_int,
-    architectures: Vec<u32>,
+    pub(super) architectures: Vec<u32>,
 }
 
 impl Compiler {
-    fn load() -> Result<Self> {
+    pub(super) fn load() -> Result<Self> {
         let nvrtc = Nvrtc::load()?;
         let error = |failure: Failure| Error::Call {
             call: failure.call,
@@ -195,6 +229,16 @@ impl Compiler {
 
     /// Compiles the kernel: a cubin for a target `sm_`, PTX for a target `compute_`.
     fn compile(&self, target: &str) -> Result<Vec<u8>, NoKernel> {
+        self.compile_source(kernel::SOURCE, c"copy.cu", target)
+    }
+
+    /// As [`Self::compile`], for any source; `file` is what the compiler calls it in its log.
+    pub(super) fn compile_source(
+        &self,
+        source: &str,
+        file: &CStr,
+        target: &str,
+    ) -> Result<Vec<u8>, NoKernel> {
         let nvrtc = self.nvrtc;
         let fail = |failure: Failure, log| NoKernel {
             reason: format!(
@@ -206,14 +250,14 @@ impl Compiler {
             ),
             log,
         };
-        let source = CString::new(kernel::SOURCE).expect("the source is text without zeros");
+        let source = CString::new(source).expect("the source is text without zeros");
         let mut program = Program { nvrtc, raw: std::ptr::null_mut() };
         // SAFETY: both texts end with a zero and NVRTC copies them; there are no headers.
         unsafe {
             nvrtc.nvrtcCreateProgram(
                 &mut program.raw,
                 source.as_ptr(),
-                c"copy.cu".as_ptr(),
+                file.as_ptr(),
                 0,
                 std::ptr::null(),
                 std::ptr::null(),

@@ -172,12 +172,27 @@ symbols! {
         cuEventDestroy_v2(event: sys::CUevent);
         cuEventRecord(event: sys::CUevent, stream: sys::CUstream);
         cuEventQuery(event: sys::CUevent);
+        cuStreamWaitEvent(stream: sys::CUstream, event: sys::CUevent, flags: c_uint);
+        #[older = b"cuStreamWriteValue32\0"]
+        cuStreamWriteValue32_v2(stream: sys::CUstream, addr: sys::CUdeviceptr, value: sys::cuuint32_t, flags: c_uint);
+        cuStreamIsCapturing(stream: sys::CUstream, status: *mut sys::CUstreamCaptureStatus);
+        cuEventSynchronize(event: sys::CUevent);
+        #[older = b"cuEventElapsedTime\0"]
+        cuEventElapsedTime_v2(milliseconds: *mut f32, start: sys::CUevent, end: sys::CUevent);
         cuMemcpyAsync(dst: sys::CUdeviceptr, src: sys::CUdeviceptr, bytes: usize, stream: sys::CUstream);
+        cuStreamWaitValue32_v2(stream: sys::CUstream, addr: sys::CUdeviceptr, value: sys::cuuint32_t, flags: c_uint);
+        cuStreamBeginCapture_v2(stream: sys::CUstream, mode: sys::CUstreamCaptureMode);
+        cuStreamEndCapture(stream: sys::CUstream, graph: *mut sys::CUgraph);
+        cuGraphDestroy(graph: sys::CUgraph);
+        cuMemsetD8Async(addr: sys::CUdeviceptr, value: u8, count: usize, stream: sys::CUstream);
+        cuMemcpy2DAsync_v2(copy: *const sys::CUDA_MEMCPY2D, stream: sys::CUstream);
+        cuMemsetD32Async(addr: sys::CUdeviceptr, value: c_uint, count: usize, stream: sys::CUstream);
         cuMemcpyHtoDAsync_v2(dst: sys::CUdeviceptr, src: *const c_void, bytes: usize, stream: sys::CUstream);
         cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: sys::CUdeviceptr, bytes: usize, stream: sys::CUstream);
         cuModuleLoadData(module: *mut sys::CUmodule, image: *const c_void);
         cuModuleUnload(module: sys::CUmodule);
         cuModuleGetFunction(function: *mut sys::CUfunction, module: sys::CUmodule, name: *const c_char);
+        cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: *mut c_int, function: sys::CUfunction, block_threads: c_int, shared_bytes: usize);
         cuFuncGetAttribute(value: *mut c_int, attribute: sys::CUfunction_attribute, function: sys::CUfunction);
         cuLaunchKernel(
             function: sys::CUfunction,

@@ -4,16 +4,22 @@
 //! leaves each thread's current context as it was. Nothing here uses the legacy default stream,
 //! waits for a whole device, or panics because a library or a symbol is missing.
 
+#[cfg(feature = "testing")]
+mod application;
 mod compile;
 mod context;
 mod host_memory;
 mod identity;
 mod ipc;
 mod library;
+pub(crate) mod load;
 mod pool;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod virtual_memory;
+
+#[cfg(feature = "testing")]
+pub use self::application::application_stream;
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
@@ -26,11 +32,15 @@ use self::compile::Kernel;
 use self::context::{Context, Scope};
 use self::ipc::Opened;
 use self::library::{Cuda, Failure};
+use crate::compact::CompactDescriptor;
 use crate::device::{Allocation, Capabilities, Device, DeviceInfo, DeviceUuid, Export};
-use crate::driver::{Driver, Pinned};
+use crate::driver::{Driver, Pinned, Rows};
 use crate::error::{Error, Result};
 use crate::gpu::GpuDevice;
-use crate::kernel::{BLOCK_THREADS, CodeCache};
+use crate::kernel::{
+    BLOCK_THREADS, COMPACT_DESCRIPTORS, CodeCache, Entry, INLINE_DESCRIPTORS, Parameters,
+};
+use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
 
 /// How CUDA devices are opened.
 #[derive(Clone, Debug)]
@@ -88,6 +98,11 @@ struct CudaDriver {
     /// Visible devices whose memory this one can use.
     peers: Vec<DeviceUuid>,
     high_priority: c_int,
+    multiprocessors: u32,
+    /// Bytes that two rows of one DMA are apart at most.
+    most_pitch: u64,
+    /// A stream can store a word by itself.
+    stores: bool,
     kernel: Option<Kernel>,
     /// Whether it can use host memory that is page-locked where it is.
     reaches_host: bool,
@@ -122,11 +137,34 @@ impl CudaDriver {
                 .map_err(error)?;
             greatest
         };
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: the device comes from cuDeviceGet; the driver writes one number.
+            unsafe { cuda.cuDeviceGetAttribute(&mut value, attribute, device) }.map_err(error)?;
+            Ok(u32::try_from(value).unwrap_or(0))
+        };
+        use sys::CUdevice_attribute as Attribute;
+        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let most_pitch = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_PITCH)?.into();
+        // Of no interest if the driver is too old to know it.
+        let stores = attribute(Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
+        let stores = stores.is_ok_and(|stores| stores != 0);
         let kernel = open_kernel(&context, capability, options, &mut info);
         context.connect();
         let reaches_host = identity::reaches_host(cuda, device);
         let opened = Mutex::default();
-        Ok(Self { info, peers, high_priority, kernel, reaches_host, opened, context })
+        Ok(Self {
+            info,
+            peers,
+            high_priority,
+            multiprocessors,
+            most_pitch,
+            stores,
+            kernel,
+            reaches_host,
+            opened,
+            context,
+        })
     }
 
     fn cuda(&self) -> &'static Cuda {
@@ -406,8 +444,55 @@ impl Driver for CudaDriver {
         }
     }
 
+    fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+        // SAFETY: both belong to the queue that asks, and live.
+        unsafe { self.cuda().cuStreamWaitEvent(stream.0, event.0, 0) }
+            .map_err(|failure| self.error(failure))
+    }
+
+    unsafe fn store(&self, stream: Stream, word: u64, value: u32) -> Result<()> {
+        let stored = if self.stores {
+            // Without flags the store waits until earlier writes are visible to the whole system.
+            // SAFETY: the caller's contract.
+            unsafe { self.cuda().cuStreamWriteValue32_v2(stream.0, word, value, 0) }
+        } else {
+            // SAFETY: the caller's contract.
+            unsafe { self.cuda().cuMemsetD32Async(word, value, 1, stream.0) }
+        };
+        stored.map_err(|failure| self.error(failure))
+    }
+
+    fn wait_producer(&self, stream: Stream, producer: ProducerHandle, event: Event) -> Result<()> {
+        match producer {
+            ProducerHandle::Stream(handle) => {
+                let producer = self.orderable(handle)?;
+                // SAFETY: `Producer::stream` was promised a stream that lives; the event is ours.
+                unsafe { self.cuda().cuEventRecord(event.0, producer) }
+                    .map_err(|failure| self.not_orderable("stream", failure))?;
+                self.wait(stream, event)
+            }
+            ProducerHandle::Event(handle) => {
+                // SAFETY: `Producer::event` was promised an event that lives; the stream is ours.
+                unsafe { self.cuda().cuStreamWaitEvent(stream.0, handle as sys::CUevent, 0) }
+                    .map_err(|failure| self.not_orderable("event", failure))
+            }
+        }
+    }
+
+    fn signal_consumer(&self, Consumer(handle): Consumer, event: Event) -> Result<()> {
+        let consumer = self.orderable(handle)?;
+        // SAFETY: `Consumer::stream` was promised a stream that lives; the event is ours.
+        unsafe { self.cuda().cuStreamWaitEvent(consumer, event.0, 0) }
+            .map_err(|failure| self.not_orderable("stream", failure))
+    }
+
     fn warp_lanes(&self) -> u32 {
         32
+    }
+
+    fn resident_blocks(&self, entry: Entry) -> u32 {
+        let kernel = self.kernel.as_ref();
+        kernel.map_or(1, |kernel| self.multiprocessors * kernel.blocks_per_multiprocessor(entry))
     }
 
     unsafe fn copy(&self, stream: Stream, dst: u64, src: u64, len: u64) -> Result<()> {
@@ -420,6 +505,38 @@ impl Driver for CudaDriver {
             .map_err(|failure| self.error(failure))
     }
 
+    unsafe fn copy_rows(&self, stream: Stream, rows: Rows) -> Result<bool> {
+        let Rows { src, dst, len, src_pitch, dst_pitch, count } = rows;
+        if len == 0 || count == 0 {
+            return Ok(true);
+        }
+        if src_pitch.max(dst_pitch) > self.most_pitch || src_pitch.min(dst_pitch) < len {
+            return Ok(false);
+        }
+        let copy = sys::CUDA_MEMCPY2D {
+            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+            srcDevice: src,
+            srcPitch: src_pitch as usize,
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+            dstDevice: dst,
+            dstPitch: dst_pitch as usize,
+            WidthInBytes: len as usize,
+            Height: count as usize,
+            srcXInBytes: 0,
+            srcY: 0,
+            srcHost: std::ptr::null(),
+            srcArray: std::ptr::null_mut(),
+            dstXInBytes: 0,
+            dstY: 0,
+            dstHost: std::ptr::null_mut(),
+            dstArray: std::ptr::null_mut(),
+        };
+        // SAFETY: the caller's contract, for every row; the driver copies what `copy` says.
+        unsafe { self.cuda().cuMemcpy2DAsync_v2(&copy, stream.0) }
+            .map_err(|failure| self.error(failure))?;
+        Ok(true)
+    }
+
     unsafe fn launch(
         &self,
         stream: Stream,
@@ -427,35 +544,35 @@ impl Driver for CudaDriver {
         count: u32,
         blocks: u32,
     ) -> Result<()> {
-        let Some(kernel) = &self.kernel else {
-            return Err(Error::Call {
-                call: "cuLaunchKernel",
-                device: self.info.to_string(),
-                name: self.info.kernel.clone(),
-                code: 0,
-            });
-        };
         let (mut descriptors, mut count) = (descriptors, count);
-        // The driver copies what these point to before the call returns.
         let mut arguments: [*mut c_void; 2] =
             [(&raw mut descriptors).cast(), (&raw mut count).cast()];
         // SAFETY: the kernel takes (u64, u32); the rest is the caller's contract.
-        unsafe {
-            self.cuda().cuLaunchKernel(
-                kernel.function,
-                blocks,
-                1,
-                1,
-                BLOCK_THREADS,
-                1,
-                1,
-                0,
-                stream.0,
-                arguments.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        }
-        .map_err(|failure| self.error(failure))
+        unsafe { self.launch_entry(stream, Entry::Ring, blocks, &mut arguments) }
+    }
+
+    unsafe fn launch_inline(
+        &self,
+        stream: Stream,
+        descriptors: &[CopyDescriptor],
+        blocks: u32,
+    ) -> Result<()> {
+        let mut parameters = Parameters::<_, INLINE_DESCRIPTORS>::new(descriptors);
+        let mut arguments: [*mut c_void; 1] = [(&raw mut parameters).cast()];
+        // SAFETY: the kernel takes this structure; the rest is the caller's contract.
+        unsafe { self.launch_entry(stream, Entry::Inline, blocks, &mut arguments) }
+    }
+
+    unsafe fn launch_compact(
+        &self,
+        stream: Stream,
+        descriptors: &[CompactDescriptor],
+        blocks: u32,
+    ) -> Result<()> {
+        let mut parameters = Parameters::<_, COMPACT_DESCRIPTORS>::new(descriptors);
+        let mut arguments: [*mut c_void; 1] = [(&raw mut parameters).cast()];
+        // SAFETY: the kernel takes this structure; the rest is the caller's contract.
+        unsafe { self.launch_entry(stream, Entry::Compact, blocks, &mut arguments) }
     }
 
     unsafe fn write(&self, stream: Stream, addr: u64, bytes: &[u8]) -> Result<()> {
@@ -482,6 +599,76 @@ impl Driver for CudaDriver {
 }
 
 impl CudaDriver {
+    /// # Safety
+    /// `arguments` are the kernel's own; the rest as [`Driver::launch`].
+    unsafe fn launch_entry(
+        &self,
+        stream: Stream,
+        entry: Entry,
+        blocks: u32,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
+        let Some(kernel) = &self.kernel else {
+            return Err(Error::Call {
+                call: "cuLaunchKernel",
+                device: self.info.to_string(),
+                name: self.info.kernel.clone(),
+                code: 0,
+            });
+        };
+        // SAFETY: the caller's contract. The driver copies the arguments before the call returns.
+        unsafe {
+            self.cuda().cuLaunchKernel(
+                kernel.function(entry),
+                blocks,
+                1,
+                1,
+                BLOCK_THREADS,
+                1,
+                1,
+                0,
+                stream.0,
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        }
+        .map_err(|failure| self.error(failure))
+    }
+
+    /// The application's stream, unless it is being captured: what we record or wait for there
+    /// would become a part of the graph.
+    fn orderable(&self, handle: usize) -> Result<sys::CUstream> {
+        let stream = handle as sys::CUstream;
+        // A number, because the driver may know states that are newer than the bindings.
+        let mut status: c_uint = 0;
+        // SAFETY: `Producer` and `Consumer` were promised a stream that lives; the driver writes
+        // one 32-bit number.
+        unsafe { self.cuda().cuStreamIsCapturing(stream, (&raw mut status).cast()) }
+            .map_err(|failure| self.not_orderable("stream", failure))?;
+        if status == 0 {
+            return Ok(stream);
+        }
+        Err(Error::NotOrderable {
+            device: self.info.to_string(),
+            what: "stream",
+            reason: "it is being captured into a graph; end the capture first".into(),
+        })
+    }
+
+    fn not_orderable(&self, what: &'static str, failure: Failure) -> Error {
+        match self.error(failure) {
+            lost @ Error::Lost { .. } => lost,
+            _ => Error::NotOrderable {
+                device: self.info.to_string(),
+                what,
+                reason: format!(
+                    "{}; it must belong to this device and not be part of a graph",
+                    self.cuda().describe(failure)
+                ),
+            },
+        }
+    }
+
     /// Waits for one copy, also for one that failed: a part of it may run.
     fn finish(&self, stream: Stream, copied: Result<(), Failure>) -> Result<()> {
         // SAFETY: the stream belongs to the device and lives.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::fs::{Mode, OFlags, fstat, open};
 use rustix::io::fcntl_dupfd_cloexec;
 
-use super::{SimControl, SimDriver};
+use super::{SimControl, SimDriver, map_corrupt};
 use crate::chunks::{self, Run};
 use crate::device::{Allocation, Capabilities, Chunk, Export};
 use crate::error::{Error, Result};
@@ -168,7 +168,12 @@ impl SimDriver {
         if !mapped(|set| set.insert(handle.inode)) {
             return Err(Error::AlreadyMapped { device: self.info.to_string(), bytes: len });
         }
-        let base = map(fd.as_fd(), len).map_err(|error| {
+        let corrupt = self.control.faults().corrupt;
+        let base = match corrupt {
+            None => map(fd.as_fd(), len),
+            Some(corrupt) => map_corrupt(fd.as_fd(), len, corrupt),
+        };
+        let base = base.map_err(|error| {
             let_go(handle.inode);
             system_error(&self.info, "mmap", len, error)
         })?;

@@ -2,15 +2,25 @@
 //!
 //! [`check_bounds`] and [`check_overlaps`] decide whether all of a list may run; [`Pieces`] reads
 //! it again while the device's ring is packed, so no copy of the list is ever made. All are on the
-//! hot path: no allocation, lock or call per range.
+//! hot path: no allocation, lock or call per range. [`check_form_bounds`] and
+//! [`check_form_overlaps`] do the same for compact forms, at a cost that their pieces do not count in.
 
+mod apart;
+mod forms;
 mod overlap;
 mod pieces;
+mod strides;
 mod sweep;
 
+pub use forms::{
+    CheckedForms, Form, FormPieces, Grid, Paged, Pages, PlacedEnd, PlacedForm, Strided,
+    check_form_bounds, check_form_overlaps,
+};
 pub use pieces::{Pieces, Want};
+pub use strides::{SHORTEST_RUN, Strides, find_strides};
 
 use crate::error::{RangeError, Side};
+use apart::Proofs;
 use overlap::{find_overlap, find_overwritten_source, overlap_is_possible};
 use sweep::sweep;
 
@@ -62,6 +72,9 @@ pub struct Scratch {
     /// Which windows a list uses: a bit each.
     touched_local: Vec<u64>,
     touched_remote: Vec<u64>,
+    /// Where the forms of the last checked list lie.
+    forms: Vec<PlacedForm>,
+    proofs: Proofs,
 }
 
 impl Scratch {
@@ -73,6 +86,11 @@ impl Scratch {
     /// Windows of the remote table that the last checked list uses.
     pub fn remote_windows(&self) -> impl Iterator<Item = usize> {
         ones(&self.touched_remote)
+    }
+
+    /// Where the forms of the last checked list lie, in its order, without those that are empty.
+    pub fn forms(&self) -> &[PlacedForm] {
+        &self.forms
     }
 }
 
@@ -499,6 +517,23 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn equally_long_ranges_overlap_exactly_when_a_byte_is_written_twice(
+            len in 1u64..70, stride in 0u64..80, order in Just((0..24u64).collect::<Vec<_>>()).prop_shuffle(),
+            shifts in prop::collection::vec(0u64..30, 24), jitter in 0u64..30, write: bool,
+        ) {
+            let (local, remote) = (all(&[(0, 10_000)]), all(&[(0, 10_000)]));
+            let list: Vec<Range> = order.iter().zip(&shifts).map(|(at, shift)| {
+                let start = 100 + at * (len.max(stride)) + shift % (jitter + 1);
+                Range { local: start, remote: start, len }
+            }).collect();
+            let brute = list.iter().enumerate().any(|(i, a)| {
+                list[..i].iter().any(|b| a.local < b.local + len && b.local < a.local + len)
+            });
+            let found = check_in(if write { Op::Write } else { Op::Read }, &list, &local, &remote);
+            prop_assert_eq!(found.is_err(), brute, "{:?}", found);
+        }
+
         #[test]
         fn overlap_is_found_exactly_when_a_byte_is_written_twice((granule, list) in lists(), write: bool) {
             let span = 1000 * granule;

@@ -9,15 +9,92 @@ use crate::error::{RangeError, Side};
 /// A bitmap with more words than this per range costs more than sorting.
 const BITMAP_WORDS_PER_RANGE: u64 = 24;
 
-/// Marks every destination in a bitmap whose granule is their common alignment: if fewer bits are
-/// set than were marked, a byte is written twice. `true` also when the bitmap would be too large to
-/// be worth it.
+/// Whether a byte may be written twice: exact, except that it is `true` also where the tables would
+/// be too large to be worth it.
 pub(super) fn overlap_is_possible(
     op: Op,
     ranges: &[Range],
     extent: &Extent,
-    bitmap: &mut Vec<u8>,
+    memory: &mut Vec<u8>,
 ) -> bool {
+    equally_long_overlap(op, ranges, extent, memory)
+        .unwrap_or_else(|| bits_overlap(op, ranges, extent, memory))
+}
+
+/// A table with more buckets than this per range costs more than the bitmap.
+const BUCKETS_PER_RANGE: u64 = 4;
+
+/// For ranges that are equally long: notes in a table where in its bucket each destination begins.
+/// A bucket is at most one and more than half a range wide, so two that begin in one bucket
+/// overlap, and one reaches into the next two buckets at most. `None` for other lists.
+fn equally_long_overlap(
+    op: Op,
+    ranges: &[Range],
+    extent: &Extent,
+    table: &mut Vec<u8>,
+) -> Option<bool> {
+    let (len, count) = (extent.longest, ranges.len() as u64);
+    let equal = len > 0 && len.checked_mul(count) == Some(extent.bytes);
+    // So that sums of three buckets and the count of places fit into 32 bits.
+    if !equal || len >= 1 << 30 || count >= 1 << 28 {
+        return None;
+    }
+    let shift = len.ilog2();
+    let buckets = ((extent.high - extent.low) >> shift) + 1;
+    if buckets > BUCKETS_PER_RANGE * count {
+        return None;
+    }
+    table.clear();
+    // Two more, so that each bucket has two behind it.
+    table.resize((buckets as usize + 2) * 4, 0);
+    let (places, _) = table.as_chunks_mut::<4>();
+    match op {
+        Op::Write => note_writes(ranges, extent.low, shift, places),
+        Op::Read => note_reads(ranges, extent.low, shift, places),
+    }
+    Some(!places_are_apart(places, len as u32, count as u32))
+}
+
+#[multiversion(targets("x86_64+bmi1+bmi2"))]
+fn note_writes(ranges: &[Range], low: u64, shift: u32, places: &mut [[u8; 4]]) {
+    note::<true>(ranges, low, shift, places);
+}
+
+#[multiversion(targets("x86_64+bmi1+bmi2"))]
+fn note_reads(ranges: &[Range], low: u64, shift: u32, places: &mut [[u8; 4]]) {
+    note::<false>(ranges, low, shift, places);
+}
+
+/// Only stores, where a bitmap must load before: nothing waits for a cache.
+#[inline(always)]
+fn note<const WRITE: bool>(ranges: &[Range], low: u64, shift: u32, places: &mut [[u8; 4]]) {
+    let inside = (1 << shift) - 1;
+    for range in ranges {
+        let offset = destination::<WRITE>(range) - low;
+        // Zero is an empty bucket.
+        places[(offset >> shift) as usize] = ((offset & inside) as u32 + 1).to_le_bytes();
+    }
+}
+
+/// Whether as many buckets are used as there are ranges, and each range ends before those begin
+/// that are noted in the two buckets behind its own.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
+fn places_are_apart(places: &[[u8; 4]], len: u32, count: u32) -> bool {
+    let width = 1 << len.ilog2();
+    let (mut used, mut near) = (0u32, false);
+    for ((here, next), third) in places.iter().zip(&places[1..]).zip(&places[2..]) {
+        let [here, next, third] = [here, next, third].map(|place| u32::from_le_bytes(*place));
+        used += u32::from(here > 0);
+        near |= (here > 0) & (next > 0) & (next + width - here < len);
+        near |= (here > 0) & (third > 0) & (third + 2 * width - here < len);
+    }
+    used == count && !near
+}
+
+/// Marks every destination in a bitmap whose granule is their common alignment: if fewer bits are
+/// set than were marked, a byte is written twice. `true` also when the bitmap would be too large to
+/// be worth it.
+fn bits_overlap(op: Op, ranges: &[Range], extent: &Extent, bitmap: &mut Vec<u8>) -> bool {
     let granule = extent.union.trailing_zeros();
     // Destinations are multiples of the granule away from each other, so from the lowest, too.
     let words = ((extent.high - extent.low) >> granule).div_ceil(64);

@@ -2,19 +2,33 @@
 //! writes to or reads from the peer directly. Submission runs on the caller's thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
-use kvferry_device::{Capabilities, Device, Left, Queue, QueueOptions, Seq, Vendor, host_uuid};
+use kvferry_device::{
+    Capabilities, CompactCopy, CompactEnd, Completions, Consumer, CopyDescriptor, CopySource,
+    Device, Left, Queue, QueueOptions, Ticket, Vendor, Work, host_uuid,
+};
 
 use crate::batch::{Holds, Path, Pending};
 use crate::config::{Config, OverlapCheck};
 use crate::error::{Error, RangeError, Result};
+use crate::mapping::OpenMapping;
 use crate::plan::{
-    Checked, Extent, Limits, Op, Pieces, Range, Scratch, Want, Window, check_bounds, check_overlaps,
+    Checked, Extent, Form, Grid, Limits, Op, Pages, Pieces, Range, Scratch, Strides, Want, Window,
+    check_bounds, check_form_bounds, check_form_overlaps, check_overlaps, find_strides,
 };
-use crate::registry::{Registry, Table};
+use crate::registry::{Pin, Registry, Table};
+use crate::request::{Copies, Part, SubmitOptions};
 use crate::segment::AllocationKey;
 use crate::target::{RemoteTable, Target};
+
+/// How often a poll of something that runs asks the driver whether the device still works.
+const CHECK: Duration = Duration::from_millis(1);
+
+/// Descriptors that a batch takes from one target before it turns to the next: about a fiftieth of
+/// the warps of a launch, so that all targets are written at any moment.
+const TURN: usize = 64;
 
 /// The peer transport of one engine.
 #[derive(Debug)]
@@ -22,9 +36,17 @@ pub(crate) struct Peer {
     lanes: Vec<Lane>,
     limits: Limits,
     batch_min: usize,
+    max_grid_blocks: u32,
     overlap_check: OverlapCheck,
-    /// Scratch of submissions that are not running now.
-    scratch: Mutex<Vec<Scratch>>,
+    /// Memory of submissions that are not running now.
+    scratch: Mutex<Vec<Scratches>>,
+}
+
+/// What planning one part needs, kept from one batch to the next.
+#[derive(Debug, Default)]
+struct Scratches {
+    scratch: Scratch,
+    strides: Strides,
 }
 
 /// One device and its queue.
@@ -32,14 +54,18 @@ pub(crate) struct Peer {
 struct Lane {
     device: Arc<dyn Device>,
     queue: Mutex<Box<dyn Queue>>,
-    /// The last number that the queue said is complete.
-    completed: AtomicU64,
+    completions: Arc<dyn Completions>,
+    /// Why nothing that runs will complete.
+    lost: OnceLock<kvferry_device::Error>,
+    opened: Instant,
+    /// When the driver was last asked, in microseconds since `opened`.
+    asked: AtomicU64,
 }
 
 /// A batch that was handed to a device.
 #[derive(Debug)]
 pub(crate) struct Submitted {
-    pub(crate) pending: Pending,
+    pub(crate) pending: Vec<Pending>,
     /// Why it will have failed once it is quiet.
     pub(crate) failure: Option<Error>,
     pub(crate) bytes: u64,
@@ -47,17 +73,38 @@ pub(crate) struct Submitted {
     pub(crate) holds: Holds,
 }
 
-/// A checked list and where its bytes are for the device that copies them.
-pub(crate) struct Plan<'a> {
+/// A checked list of ranges and where its bytes are for the device that copies them.
+pub(crate) struct RangePlan<'a> {
     op: Op,
     ranges: &'a [Range],
-    local: Arc<Table>,
-    remote: RemoteWindows,
-    relocations: Vec<u64>,
+    place: Place,
     pub(crate) checked: Checked,
     extent: Extent,
     pub(crate) device: usize,
-    holds: Holds,
+}
+
+/// A checked list of forms, relocated.
+struct FormPlan<'a> {
+    copies: Vec<CompactCopy<'a>>,
+    bytes: u64,
+    device: usize,
+    place: Place,
+}
+
+/// The windows of both ends, as they were when the list was checked, and what keeps them.
+struct Place {
+    local: Arc<Table>,
+    remote: RemoteWindows,
+    /// Per remote window: what to add to an address of the target to get ours.
+    relocations: Vec<u64>,
+    target: Target,
+    pins: Vec<Pin>,
+    mappings: Vec<Arc<OpenMapping>>,
+}
+
+enum Plan<'a> {
+    Ranges(RangePlan<'a>),
+    Forms(FormPlan<'a>),
 }
 
 /// The windows that remote addresses are looked up in.
@@ -92,6 +139,11 @@ impl RemoteWindows {
         }
     }
 
+    /// The window that holds an address.
+    fn window_of(&self, addr: u64) -> Option<usize> {
+        self.windows().partition_point(|window| window.start <= addr).checked_sub(1)
+    }
+
     /// The allocation that a window lies in.
     fn allocation(&self, window: usize) -> AllocationKey {
         match self {
@@ -101,20 +153,108 @@ impl RemoteWindows {
     }
 }
 
-impl Plan<'_> {
+impl RangePlan<'_> {
     /// The pieces of the list, as descriptors for the plan's device.
     pub(crate) fn pieces(&self, want: Want, limits: &Limits) -> Pieces<'_> {
-        let (local, remote) = (&self.local.windows, self.remote.windows());
-        Pieces::new(
-            self.op,
-            self.ranges,
-            local,
-            remote,
-            &self.relocations,
-            want,
-            &self.checked,
-            limits,
-        )
+        self.pieces_of(self.ranges, want, limits)
+    }
+
+    /// The pieces of a part of the list.
+    fn pieces_of<'b>(&'b self, ranges: &'b [Range], want: Want, limits: &Limits) -> Pieces<'b> {
+        let (local, remote) = (&self.place.local.windows, self.place.remote.windows());
+        let relocations = &self.place.relocations;
+        Pieces::new(self.op, ranges, local, remote, relocations, want, &self.checked, limits)
+    }
+
+    /// Runs that were found in the list, which is plain and so has one window a side.
+    fn compact<'b>(&self, strides: &'b Strides) -> impl Iterator<Item = CompactCopy<'b>> {
+        let relocation = self.place.remote.window_of(self.ranges.first().map_or(0, |r| r.remote));
+        let relocation = relocation.map_or(0, |window| self.place.relocations[window]);
+        let op = self.op;
+        strides.runs.iter().flat_map(move |run| compact_copies(op, run.grid(), relocation))
+    }
+}
+
+/// A form in bounds, as the device copies it: one copy, or several where the rows are more than 32
+/// bits count. `relocation` is that of its remote window.
+fn compact_copies(
+    op: Op,
+    grid: Grid<'_>,
+    relocation: u64,
+) -> impl Iterator<Item = CompactCopy<'_>> {
+    const ROWS: u64 = u32::MAX as u64;
+    (0..grid.rows.div_ceil(ROWS)).map(move |part| {
+        let first = part * ROWS;
+        let end = |pages: &Pages<'_>, relocation: u64| {
+            let addr = pages.addr.wrapping_add(relocation);
+            CompactEnd {
+                addr: addr.wrapping_add(first.wrapping_mul(pages.row_stride)),
+                row_stride: pages.row_stride,
+                layer_stride: pages.layer_stride,
+                page_stride: pages.page_stride,
+                pages: &[],
+            }
+        };
+        let mut local = CompactEnd { pages: grid.local.numbers, ..end(&grid.local, 0) };
+        let mut remote = CompactEnd { pages: grid.remote.numbers, ..end(&grid.remote, relocation) };
+        for end in [&mut local, &mut remote] {
+            // One page needs no list, and so no slot of the ring.
+            if let &[number] = end.pages {
+                end.addr = end.addr.wrapping_add(u64::from(number).wrapping_mul(end.page_stride));
+                end.pages = &[];
+            }
+        }
+        let (src, dst) = match op {
+            Op::Write => (local, remote),
+            Op::Read => (remote, local),
+        };
+        CompactCopy {
+            src,
+            dst,
+            len: grid.len,
+            rows: (grid.rows - first).min(ROWS) as u32,
+            layers: grid.layers as u32,
+            pages: grid.local.numbers.len() as u32,
+        }
+    })
+}
+
+impl Plan<'_> {
+    fn device(&self) -> usize {
+        match self {
+            Self::Ranges(plan) => plan.device,
+            Self::Forms(plan) => plan.device,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Ranges(plan) => plan.checked.bytes,
+            Self::Forms(plan) => plan.bytes,
+        }
+    }
+
+    /// Of a list of ranges, for its check of overlaps.
+    fn extent(&self) -> Option<Extent> {
+        match self {
+            Self::Ranges(plan) => Some(plan.extent),
+            Self::Forms(_) => None,
+        }
+    }
+
+    /// Both ends are addresses of this process.
+    fn one_space(&self) -> bool {
+        match self {
+            Self::Ranges(plan) => plan.place.remote.is_direct(),
+            Self::Forms(plan) => plan.place.remote.is_direct(),
+        }
+    }
+
+    fn into_place(self) -> Place {
+        match self {
+            Self::Ranges(plan) => plan.place,
+            Self::Forms(plan) => plan.place,
+        }
     }
 }
 
@@ -123,14 +263,12 @@ impl Peer {
         let options = QueueOptions {
             streams: config.streams,
             max_grid_blocks: config.max_grid_blocks,
+            tile_bytes: config.tile_bytes,
             high_priority: config.high_priority,
             stall_timeout: config.stall_timeout,
             ..QueueOptions::default()
         };
-        let lane = |device: &Arc<dyn Device>| {
-            let queue = Mutex::new(Arc::clone(device).queue(&options)?);
-            Ok(Lane { device: Arc::clone(device), queue, completed: AtomicU64::new(0) })
-        };
+        let lane = |device: &Arc<dyn Device>| Lane::open(Arc::clone(device), &options);
         Ok(Self {
             lanes: devices.iter().map(lane).collect::<Result<_>>()?,
             limits: Limits {
@@ -139,6 +277,7 @@ impl Peer {
             },
             overlap_check: config.overlap_check,
             batch_min: config.batch_min,
+            max_grid_blocks: config.max_grid_blocks,
             scratch: Mutex::default(),
         })
     }
@@ -155,53 +294,90 @@ impl Peer {
         self.lanes.iter().map(|lane| lane.lock().pinned_bytes()).sum()
     }
 
-    /// Checks the list, opens what it needs, and starts it. `None`: it has no bytes to move.
+    /// Checks the parts, opens what they need, and starts them. `None`: they have no bytes to move.
     pub(crate) fn submit(
         &self,
         registry: &Registry,
-        target: &Target,
-        op: Op,
-        ranges: &[Range],
+        parts: &[Part<'_>],
+        options: &SubmitOptions,
     ) -> Result<Option<Submitted>> {
-        if let Some(lost) = target.lost() {
+        if let Some(lost) = parts.iter().find_map(|part| part.target.lost()) {
             return Err(lost);
         }
-        if ranges.iter().all(|range| range.len == 0) {
+        // An empty part is wrong in nothing, whatever it names.
+        let parts: Vec<_> = parts.iter().filter(|part| !part.copies.are_empty()).collect();
+        if parts.is_empty() {
             return Ok(None);
         }
-        let mut scratch = self.scratches().pop().unwrap_or_default();
-        let submitted = self.submit_with(&mut scratch, registry, target, op, ranges);
-        self.scratches().push(scratch);
+        let mut scratches = self.take_scratches(parts.len());
+        let submitted = self.submit_with(&mut scratches, registry, &parts, options);
+        self.scratches().append(&mut scratches);
         submitted.map(Some)
     }
 
     fn submit_with(
         &self,
-        scratch: &mut Scratch,
+        scratches: &mut [Scratches],
         registry: &Registry,
-        target: &Target,
-        op: Op,
-        ranges: &[Range],
+        parts: &[&Part<'_>],
+        options: &SubmitOptions,
     ) -> Result<Submitted> {
-        let plan = self.plan(scratch, registry, target, op, ranges)?;
-        let (extent, one_space) = (plan.extent, plan.remote.is_direct());
-        let mut submitted = self.start(plan)?;
-        if self.overlap_check == OverlapCheck::Beside && submitted.failure.is_none() {
-            let checked = check_overlaps(op, ranges, &extent, one_space, scratch);
-            submitted.failure = checked.err().map(Error::from);
+        let plans = parts.iter().zip(&mut *scratches);
+        let plans = plans.map(|(part, scratches)| self.plan(scratches, registry, part));
+        let plans = plans.collect::<Result<Vec<_>>>()?;
+        self.one_device_for_all(&plans)?;
+        let beside = self.overlap_check == OverlapCheck::Beside;
+        let late: Vec<_> = match beside {
+            true => plans.iter().map(|plan| (plan.extent(), plan.one_space())).collect(),
+            false => Vec::new(),
+        };
+        let strides: Vec<_> =
+            scratches.iter_mut().map(|s| std::mem::take(&mut s.strides)).collect();
+        let submitted = self.start(plans, &strides, options);
+        for (scratches, strides) in scratches.iter_mut().zip(strides) {
+            scratches.strides = strides;
+        }
+        let mut submitted = submitted?;
+        for ((part, scratches), (extent, one_space)) in parts.iter().zip(scratches).zip(late) {
+            if submitted.failure.is_none() {
+                let checked = check_part_overlaps(part, extent, one_space, &mut scratches.scratch);
+                submitted.failure = checked.err();
+            }
         }
         Ok(submitted)
     }
 
-    /// Checks the list and finds out where its bytes are; opens mappings at first use.
-    pub(crate) fn plan<'a>(
+    fn plan<'a>(
+        &self,
+        scratches: &mut Scratches,
+        registry: &Registry,
+        part: &Part<'a>,
+    ) -> Result<Plan<'a>> {
+        let Scratches { scratch, strides } = scratches;
+        let &Part { target, op, copies } = part;
+        match copies {
+            Copies::Ranges(ranges) => {
+                let plan = self.plan_ranges(scratch, registry, target, op, ranges)?;
+                // Runs are found in plain lists only: one window a side, so one relocation.
+                if !(plan.checked.plain && find_strides(ranges, strides)) {
+                    strides.runs.clear();
+                }
+                Ok(Plan::Ranges(plan))
+            }
+            Copies::Strided(forms) => self.plan_forms(scratch, registry, part, forms),
+            Copies::Paged(forms) => self.plan_forms(scratch, registry, part, forms),
+        }
+    }
+
+    /// Checks a list and finds out where its bytes are; opens mappings at first use.
+    pub(crate) fn plan_ranges<'a>(
         &self,
         scratch: &mut Scratch,
         registry: &Registry,
         target: &Target,
         op: Op,
         ranges: &'a [Range],
-    ) -> Result<Plan<'a>> {
+    ) -> Result<RangePlan<'a>> {
         let remote = RemoteWindows::of(target)?;
         let local = registry.table();
         let (checked, extent) =
@@ -209,8 +385,54 @@ impl Peer {
         if self.overlap_check == OverlapCheck::Before {
             check_overlaps(op, ranges, &extent, remote.is_direct(), scratch)?;
         }
+        let device = self.one_device(&local, scratch, || {
+            ranges
+                .iter()
+                .enumerate()
+                .filter(|(_, range)| range.len > 0)
+                .map(|(at, r)| (at, r.local))
+        })?;
+        let place = self.place(scratch, registry, target, local, remote, device)?;
+        Ok(RangePlan { op, ranges, place, checked, extent, device })
+    }
+
+    fn plan_forms<'a, F: Form>(
+        &self,
+        scratch: &mut Scratch,
+        registry: &Registry,
+        part: &Part<'_>,
+        forms: &'a [F],
+    ) -> Result<Plan<'a>> {
+        let &Part { target, op, .. } = part;
+        let remote = RemoteWindows::of(target)?;
+        let local = registry.table();
+        let checked = check_form_bounds(forms, &local.windows, remote.windows(), scratch)?;
+        if self.overlap_check == OverlapCheck::Before {
+            check_form_overlaps(op, forms, remote.is_direct(), scratch)?;
+        }
+        let device = self.one_device(&local, scratch, || {
+            scratch.forms().iter().map(|form| (form.form, form.local.low))
+        })?;
+        let place = self.place(scratch, registry, target, local, remote, device)?;
+        let mut copies = Vec::with_capacity(scratch.forms().len());
+        for placed in scratch.forms() {
+            let relocation = place.relocations[placed.remote.window];
+            copies.extend(compact_copies(op, forms[placed.form].grid(), relocation));
+        }
+        Ok(Plan::Forms(FormPlan { copies, bytes: checked.bytes, device, place }))
+    }
+
+    /// Pins and maps the windows that the last checked list uses.
+    fn place(
+        &self,
+        scratch: &Scratch,
+        registry: &Registry,
+        target: &Target,
+        local: Arc<Table>,
+        remote: RemoteWindows,
+        device: usize,
+    ) -> Result<Place> {
         let mut pins = registry.pin(&local, scratch.local_windows())?;
-        let device = self.one_device(ranges, &local, scratch)?;
         let mut relocations = vec![0; remote.windows().len()];
         let mut mappings = Vec::new();
         for window in scratch.remote_windows() {
@@ -225,23 +447,41 @@ impl Peer {
         if let RemoteWindows::Direct(registry, table) = &remote {
             pins.extend(registry.pin(table, scratch.remote_windows())?);
         }
-        let holds = Holds { target: target.clone(), _pins: pins, _mappings: mappings };
-        Ok(Plan { op, ranges, local, remote, relocations, checked, extent, device, holds })
+        Ok(Place { local, remote, relocations, target: target.clone(), pins, mappings })
     }
 
-    /// The one device that all local ends lie on.
-    fn one_device(&self, ranges: &[Range], local: &Table, scratch: &Scratch) -> Result<usize> {
-        let mut used = ranges.iter().enumerate().filter(|(_, range)| range.len > 0);
-        let first = used.next().map_or(0, |(_, range)| local.device_at(range.local));
+    /// The one device that all local ends lie on. `ends` gives each item's position and an address.
+    fn one_device<I: Iterator<Item = (usize, u64)>>(
+        &self,
+        local: &Table,
+        scratch: &Scratch,
+        ends: impl Fn() -> I,
+    ) -> Result<usize> {
+        let first = ends().next().map_or(0, |(_, addr)| local.device_at(addr));
         if scratch.local_windows().all(|window| local.devices[window] == first) {
             return Ok(first);
         }
-        let (index, device) = used
-            .map(|(index, range)| (index, local.device_at(range.local)))
+        let mut devices = ends().map(|(index, addr)| (index, local.device_at(addr)));
+        let (index, device) = devices
             .find(|&(_, device)| device != first)
-            .expect("a window of another device was touched by a range");
-        let name = |device: usize| self.lanes[device].device.info().to_string();
-        Err(RangeError::MixedDevices { index, device: name(device), first: name(first) }.into())
+            .expect("a window of another device was touched by something");
+        let (device, first) = (self.name(device), self.name(first));
+        Err(RangeError::MixedDevices { index, device, first }.into())
+    }
+
+    fn one_device_for_all(&self, plans: &[Plan<'_>]) -> Result<()> {
+        let Some(first) = plans.first().map(Plan::device) else { return Ok(()) };
+        match plans.iter().map(Plan::device).enumerate().find(|&(_, device)| device != first) {
+            None => Ok(()),
+            Some((part, device)) => {
+                let (device, first) = (self.name(device), self.name(first));
+                Err(Error::MixedParts { part, device, first })
+            }
+        }
+    }
+
+    fn name(&self, device: usize) -> String {
+        self.lanes[device].device.info().to_string()
     }
 
     fn reach(
@@ -265,79 +505,300 @@ impl Peer {
         })
     }
 
-    fn start(&self, plan: Plan<'_>) -> Result<Submitted> {
-        let lane = &self.lanes[plan.device];
-        let Checked { bytes, small, large, .. } = plan.checked;
-        let kernel = lane.device.info().capabilities.contains(Capabilities::KERNEL);
-        // A few small pieces are quicker as DMAs than as a launch.
-        let small_by_kernel = kernel && small >= self.batch_min;
-        let want_large = if small_by_kernel { Want::Large } else { Want::All };
-        let mut large_pieces = Vec::new();
-        if kernel && (large > 0 || !small_by_kernel) {
-            let mut source = plan.pieces(want_large, &self.limits);
-            large_pieces =
-                vec![Default::default(); if small_by_kernel { large } else { large + small }];
-            let filled = kvferry_device::CopySource::fill(&mut source, &mut large_pieces);
-            debug_assert_eq!(filled, large_pieces.len());
+    /// Starts plans of one device. `strides` belong to the parts, and so to the plans, by position.
+    fn start(
+        &self,
+        plans: Vec<Plan<'_>>,
+        strides: &[Strides],
+        options: &SubmitOptions,
+    ) -> Result<Submitted> {
+        let device = plans.first().map_or(0, Plan::device);
+        let lane = &self.lanes[device];
+        let kernel = !options.without_kernel
+            && lane.device.info().capabilities.contains(Capabilities::KERNEL);
+        let bytes = plans.iter().map(Plan::bytes).sum();
+        let mut loads: Vec<_> = plans
+            .iter()
+            .zip(strides)
+            .map(|(plan, strides)| self.load(plan, strides, kernel))
+            .collect();
+        // Lists of ranges are interleaved in the launches that they share; forms are expanded by
+        // launches of their own, which run side by side if each is small enough.
+        if loads.iter().all(|load| load.compact.is_empty()) {
+            loads = vec![Load::interleaved(loads)];
         }
-        let mut slots: Box<dyn kvferry_device::CopySource> = match (kernel, small_by_kernel) {
-            (true, true) => Box::new(plan.pieces(Want::Small, &self.limits)),
-            (true, false) => Box::new(kvferry_device::SliceSource(&[])),
-            // Without a kernel the queue makes every descriptor a DMA, slot by slot.
-            (false, _) => Box::new(plan.pieces(Want::All, &self.limits)),
-        };
-        let path = match (lane.device.info().vendor, small_by_kernel, large) {
-            (Vendor::Host, ..) => Path::Memcpy,
-            (_, true, 0) => Path::Kernel,
-            (_, true, _) => Path::Mixed,
-            (_, false, _) => Path::Dma,
-        };
+        let vendor = lane.device.info().vendor;
+        let path = loads.iter().map(|load| load.path(vendor, kernel)).reduce(Path::and);
+        let max_grid_blocks = (self.max_grid_blocks / loads.len().max(1) as u32).max(1);
+        let mut pending = Vec::with_capacity(loads.len());
+        let mut failure = None;
         let mut queue = lane.lock();
-        // SAFETY: `check_bounds` found every range inside registered memory, which its registrant
-        // promised to keep until it is unregistered; `holds` keeps regions registered and peers
-        // mapped until the batch ends, and it ends only once the queue completes this number.
-        let submitted = unsafe { queue.submit(&mut *slots, &large_pieces) };
-        let last = queue.submitted();
-        drop(queue);
-        drop(slots);
-        let (seq, failure) = match submitted {
-            Ok(seq) => (seq, None),
-            Err(error) => match error.left {
-                Left::Nothing => return Err(error.error.into()),
-                Left::Until(seq) => (seq, Some(error.error.into())),
-                // The queue is lost: the batch ends as soon as somebody asks it.
-                Left::Unknown => (last, Some(error.error.into())),
-            },
-        };
-        let pending = Pending { device: plan.device, seq };
-        Ok(Submitted { pending, failure, bytes, path, holds: plan.holds })
-    }
-
-    /// Whether what `pending` waits for has ended. Does not block: while another thread submits to
-    /// the same device, the last known answer is given.
-    pub(crate) fn ended(&self, pending: Pending) -> Result<bool, kvferry_device::Error> {
-        let lane = &self.lanes[pending.device];
-        let done = |completed: u64| Seq(completed) >= pending.seq;
-        if done(lane.completed.load(Ordering::Acquire)) {
-            return Ok(true);
+        for mut load in loads {
+            let mut work = Work {
+                compact: &load.compact,
+                large: &load.large,
+                kernel,
+                after: options.after,
+                max_grid_blocks,
+                ..Work::pieces(&mut *load.pieces)
+            };
+            // SAFETY: the check of bounds found every copy inside registered memory, which its
+            // registrant promised to keep until it is unregistered; `holds` below keeps regions
+            // registered and peers mapped until the batch ends, and it ends only once the queue says
+            // that this submission is done.
+            match unsafe { queue.submit(&mut work) } {
+                Ok(ticket) => pending.push(Pending { device, ticket }),
+                Err(error) => {
+                    match error.left {
+                        Left::Nothing if pending.is_empty() => return Err(error.error.into()),
+                        Left::Nothing => {}
+                        Left::Until(ticket) => pending.push(Pending { device, ticket }),
+                        // Nothing says when it ends: the batch does, once somebody asks the device.
+                        Left::Unknown => lane.lose(&error.error),
+                    }
+                    failure = Some(error.error.into());
+                    break;
+                }
+            }
         }
-        let mut queue = match lane.queue.try_lock() {
-            Ok(queue) => queue,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(false),
-        };
-        let Seq(completed) = queue.completed()?;
-        lane.completed.fetch_max(completed, Ordering::AcqRel);
-        Ok(done(completed))
+        drop(queue);
+        if lane.lost.get().is_some() && pending.is_empty() {
+            pending.push(Pending { device, ticket: Ticket::NEVER });
+        }
+        let path = path.unwrap_or(Path::None);
+        Ok(Submitted { pending, failure, bytes, path, holds: holds(plans) })
     }
 
-    fn scratches(&self) -> MutexGuard<'_, Vec<Scratch>> {
+    /// What a queue gets of one plan.
+    fn load<'b>(&'b self, plan: &'b Plan<'_>, strides: &'b Strides, kernel: bool) -> Load<'b> {
+        let plan = match plan {
+            Plan::Forms(plan) => {
+                return Load { compact: plan.copies.clone(), ..Load::default() };
+            }
+            Plan::Ranges(plan) => plan,
+        };
+        if !strides.runs.is_empty() {
+            let rest = Rest { plan, limits: &self.limits, slices: strides.rest.iter(), now: None };
+            let compact = plan.compact(strides).collect();
+            let pieces: Box<dyn CopySource> = match strides.rest.is_empty() {
+                true => nothing(),
+                false => Box::new(rest),
+            };
+            return Load { pieces, has_pieces: !strides.rest.is_empty(), compact, large: vec![] };
+        }
+        let Checked { small, large, .. } = plan.checked;
+        if !kernel {
+            // The queue makes every descriptor a DMA.
+            let pieces = Box::new(plan.pieces(Want::All, &self.limits));
+            return Load { pieces, has_pieces: true, ..Load::default() };
+        }
+        // A few small pieces are quicker as DMAs than as a launch.
+        let small_by_kernel = small >= self.batch_min;
+        let (want, count) =
+            if small_by_kernel { (Want::Large, large) } else { (Want::All, large + small) };
+        let mut large = vec![CopyDescriptor::default(); count];
+        if count > 0 {
+            let filled = plan.pieces(want, &self.limits).fill(&mut large);
+            debug_assert_eq!(filled, count);
+        }
+        let pieces: Box<dyn CopySource> = match small_by_kernel {
+            true => Box::new(plan.pieces(Want::Small, &self.limits)),
+            false => nothing(),
+        };
+        Load { pieces, has_pieces: small_by_kernel, compact: Vec::new(), large }
+    }
+
+    /// Whether all that is waited for has ended. Does not block, and asks the driver only now and
+    /// then.
+    pub(crate) fn ended(&self, pending: &[Pending]) -> Result<bool, kvferry_device::Error> {
+        for Pending { device, ticket } in pending {
+            let lane = &self.lanes[*device];
+            if !lane.completions.done(*ticket) {
+                return lane.check().map(|()| false);
+            }
+        }
+        Ok(true)
+    }
+
+    pub(crate) fn signal(&self, pending: &[Pending], consumer: Consumer) -> Result<()> {
+        for Pending { device, ticket } in pending {
+            self.lanes[*device].lock().signal(*ticket, consumer)?;
+        }
+        Ok(())
+    }
+
+    fn take_scratches(&self, count: usize) -> Vec<Scratches> {
+        let mut pool = self.scratches();
+        let kept = pool.len().saturating_sub(count);
+        let mut taken = pool.split_off(kept);
+        taken.resize_with(count, Scratches::default);
+        taken
+    }
+
+    fn scratches(&self) -> MutexGuard<'_, Vec<Scratches>> {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+fn check_part_overlaps(
+    part: &Part<'_>,
+    extent: Option<Extent>,
+    one_space: bool,
+    scratch: &mut Scratch,
+) -> Result<()> {
+    match (part.copies, extent) {
+        (Copies::Ranges(ranges), Some(extent)) => {
+            check_overlaps(part.op, ranges, &extent, one_space, scratch)?
+        }
+        (Copies::Ranges(_), None) => {}
+        (Copies::Strided(forms), _) => check_form_overlaps(part.op, forms, one_space, scratch)?,
+        (Copies::Paged(forms), _) => check_form_overlaps(part.op, forms, one_space, scratch)?,
+    }
+    Ok(())
+}
+
+fn holds(plans: Vec<Plan<'_>>) -> Holds {
+    let mut holds = Holds { targets: Vec::new(), _pins: Vec::new(), _mappings: Vec::new() };
+    for plan in plans {
+        let mut place = plan.into_place();
+        holds.targets.push(place.target);
+        holds._pins.append(&mut place.pins);
+        holds._mappings.append(&mut place.mappings);
+    }
+    holds
+}
+
+fn nothing<'a>() -> Box<dyn CopySource + 'a> {
+    Box::new(kvferry_device::SliceSource(&[]))
+}
+
+/// What one submission to a queue is made of.
+struct Load<'a> {
+    pieces: Box<dyn CopySource + 'a>,
+    has_pieces: bool,
+    compact: Vec<CompactCopy<'a>>,
+    large: Vec<CopyDescriptor>,
+}
+
+impl Default for Load<'_> {
+    fn default() -> Self {
+        Self { pieces: nothing(), has_pieces: false, compact: Vec::new(), large: Vec::new() }
+    }
+}
+
+impl<'a> Load<'a> {
+    /// One load of several that have no forms.
+    fn interleaved(mut loads: Vec<Self>) -> Self {
+        if loads.len() == 1 {
+            return loads.remove(0);
+        }
+        let has_pieces = loads.iter().any(|load| load.has_pieces);
+        // One of each by turns, too.
+        let longest = loads.iter().map(|load| load.large.len()).max().unwrap_or(0);
+        let by_turns = |at| loads.iter().filter_map(move |load| load.large.get(at).copied());
+        let large = (0..longest).flat_map(by_turns).collect();
+        let sources = loads.into_iter().map(|load| load.pieces).collect();
+        let pieces = Box::new(Interleaved { sources, turn: 0 });
+        Self { pieces, has_pieces, compact: Vec::new(), large }
+    }
+
+    fn path(&self, vendor: Vendor, kernel: bool) -> Path {
+        let launched = self.has_pieces || !self.compact.is_empty();
+        match (vendor, kernel && launched, self.large.is_empty()) {
+            (Vendor::Host, ..) => Path::Memcpy,
+            (_, true, true) => Path::Kernel,
+            (_, true, false) => Path::Mixed,
+            (_, false, _) => Path::Dma,
+        }
+    }
+}
+
+/// Takes turns between the pieces of several targets.
+struct Interleaved<'a> {
+    sources: Vec<Box<dyn CopySource + 'a>>,
+    turn: usize,
+}
+
+impl CopySource for Interleaved<'_> {
+    fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize {
+        let mut count = 0;
+        while count < slot.len() && !self.sources.is_empty() {
+            let turn = self.turn % self.sources.len();
+            let room = (slot.len() - count).min(TURN);
+            match self.sources[turn].fill(&mut slot[count..count + room]) {
+                0 => drop(self.sources.remove(turn)),
+                more => {
+                    count += more;
+                    self.turn = turn + 1;
+                }
+            }
+        }
+        count
+    }
+}
+
+/// The pieces of a list that lie in none of its runs.
+struct Rest<'a> {
+    plan: &'a RangePlan<'a>,
+    limits: &'a Limits,
+    slices: std::slice::Iter<'a, std::ops::Range<usize>>,
+    now: Option<Pieces<'a>>,
+}
+
+impl CopySource for Rest<'_> {
+    fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize {
+        loop {
+            if let Some(now) = &mut self.now {
+                let count = now.fill(slot);
+                if count > 0 {
+                    return count;
+                }
+            }
+            let Some(slice) = self.slices.next() else { return 0 };
+            let ranges = &self.plan.ranges[slice.clone()];
+            self.now = Some(self.plan.pieces_of(ranges, Want::Small, self.limits));
+        }
+    }
+}
+
 impl Lane {
+    fn open(device: Arc<dyn Device>, options: &QueueOptions) -> Result<Self> {
+        let queue = Arc::clone(&device).queue(options)?;
+        let completions = queue.completions();
+        Ok(Self {
+            device,
+            queue: Mutex::new(queue),
+            completions,
+            lost: OnceLock::new(),
+            opened: Instant::now(),
+            asked: AtomicU64::new(0),
+        })
+    }
+
     fn lock(&self) -> MutexGuard<'_, Box<dyn Queue>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lose(&self, error: &kvferry_device::Error) {
+        let _ = self.lost.set(error.clone());
+    }
+
+    /// Asks the driver whether the device still works, if nobody did lately. Does not wait for a
+    /// thread that submits.
+    fn check(&self) -> Result<(), kvferry_device::Error> {
+        if let Some(lost) = self.lost.get() {
+            return Err(lost.clone());
+        }
+        let now = self.opened.elapsed().as_micros() as u64;
+        if now.wrapping_sub(self.asked.load(Ordering::Relaxed)) < CHECK.as_micros() as u64 {
+            return Ok(());
+        }
+        let mut queue = match self.queue.try_lock() {
+            Ok(queue) => queue,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(()),
+        };
+        self.asked.store(now, Ordering::Relaxed);
+        queue.check().inspect_err(|error| self.lose(error))
     }
 }

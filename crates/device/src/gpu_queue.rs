@@ -1,0 +1,877 @@
+//! A queue over any [`Driver`]: descriptor ring, event pool, launches and completion.
+//!
+//! Three things say that work is over. The *word* of a submission, in pinned memory, is stored by
+//! the device at its end: completion is read without a call. The *end event*, recorded just before,
+//! is what a consumer's stream waits for and what tells a lost device from a slow one. A *slot
+//! event* behind each launch frees its ring slot early, when a submission needs more than there are.
+//!
+//! A submission with a producer gets a stream of its own for as long as it waits, so that it holds
+//! up nobody else.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::compact::{CompactCopy, CompactDescriptor, MOST_UNITS};
+use crate::device::Capabilities;
+use crate::driver::{Driver, Pinned};
+use crate::error::{Error, Left, Result, SubmitError};
+use crate::gpu::GpuDevice;
+use crate::kernel::{BLOCK_THREADS, COMPACT_DESCRIPTORS, Entry, INLINE_DESCRIPTORS, grid};
+use crate::queue::{
+    Completions, Consumer, CopyDescriptor, CopySource, Producer, Queue, QueueOptions, Ticket, Work,
+};
+
+/// Submissions in flight are bounded by their completion words; beyond it, submit waits.
+const MAX_IN_FLIGHT: usize = 4096;
+
+/// How long a full ring is polled without giving the processor away.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// How often a wait asks the driver whether the device still works.
+const CHECK: Duration = Duration::from_millis(1);
+
+/// The completion words. The queue and whoever polls hold them together.
+#[derive(Debug)]
+struct Words<D: Driver> {
+    device: Arc<GpuDevice<D>>,
+    memory: Pinned,
+}
+
+// SAFETY: the memory is only read, as atomics; the device and the numbers are Sync themselves.
+unsafe impl<D: Driver> Sync for Words<D> {}
+
+impl<D: Driver> Words<D> {
+    fn new(device: &Arc<GpuDevice<D>>) -> Result<Arc<Self>> {
+        let bytes = MAX_IN_FLIGHT * size_of::<u32>();
+        let memory = device.driver.allocate_pinned(bytes as u64)?;
+        // SAFETY: the memory is `bytes` long, ours alone, and no device uses it yet.
+        unsafe { memory.host.write_bytes(0, bytes) };
+        Ok(Arc::new(Self { device: Arc::clone(device), memory }))
+    }
+
+    /// Where the device stores a word.
+    fn address(&self, ticket: Ticket) -> u64 {
+        self.memory.device + u64::from(ticket.word) * size_of::<u32>() as u64
+    }
+}
+
+impl<D: Driver> Completions for Words<D> {
+    fn done(&self, ticket: Ticket) -> bool {
+        if ticket.word as usize >= MAX_IN_FLIGHT {
+            return false;
+        }
+        // SAFETY: the index is inside the memory, which is aligned and lives as long as `self`;
+        // whoever else touches it, the device, stores whole words.
+        let word = unsafe { &*self.memory.host.cast::<AtomicU32>().add(ticket.word as usize) };
+        // Later submissions that use the same word store larger numbers, which wrap.
+        word.load(Ordering::Acquire).wrapping_sub(ticket.value) as i32 >= 0
+    }
+}
+
+impl<D: Driver> Drop for Words<D> {
+    fn drop(&mut self) {
+        let driver = &self.device.driver;
+        if let Ok(_scope) = driver.enter() {
+            let _ = driver.free_pinned(self.memory);
+        }
+    }
+}
+
+/// A submission that is not known to be done.
+#[derive(Debug)]
+struct InFlight<D: Driver> {
+    ticket: Ticket,
+    end: D::Event,
+    /// Of an ungated one: how many of the queue's `slots_in_use` are its own.
+    slots: usize,
+    gate: Option<Gate<D>>,
+}
+
+/// What a submission with a producer holds for itself.
+#[derive(Debug)]
+struct Gate<D: Driver> {
+    stream: D::Stream,
+    /// Fires when the producer is done.
+    event: D::Event,
+    slots: Vec<SlotInUse<D>>,
+    /// Since when it has been seen running.
+    open_since: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct SlotInUse<D: Driver> {
+    slot: usize,
+    /// Behind the launch that reads it.
+    event: D::Event,
+}
+
+/// The submission that is being made.
+#[derive(Debug)]
+struct Open<D: Driver> {
+    /// Something may have been started.
+    started: bool,
+    /// Streams with work of it, as a bit set; unused with a gate.
+    streams: u64,
+    last_stream: usize,
+    slots: usize,
+    gate: Option<Gate<D>>,
+    /// Taken and not yet handed to a launch.
+    slot: Option<usize>,
+    max_grid_blocks: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct GpuQueue<D: Driver> {
+    device: Arc<GpuDevice<D>>,
+    options: QueueOptions,
+    /// Blocks that each kernel may have, by [`Entry`].
+    grids: [u32; Entry::ALL.len()],
+    streams: Vec<D::Stream>,
+    next_stream: usize,
+    /// For submissions with a producer; made when needed, kept for the next.
+    idle_gate_streams: Vec<D::Stream>,
+    ring: Pinned,
+    free_slots: Vec<usize>,
+    /// Slots of ungated submissions, in their order.
+    slots_in_use: VecDeque<SlotInUse<D>>,
+    gated_slots: usize,
+    words: Arc<Words<D>>,
+    /// Words that nobody waits for, each with the last value that it was given.
+    free_words: Vec<Ticket>,
+    idle_events: Vec<D::Event>,
+    /// Without a producer, in submission order; reaped from the front.
+    in_flight: VecDeque<InFlight<D>>,
+    /// With a producer, in any order.
+    gated: Vec<InFlight<D>>,
+    lost: Option<Error>,
+    /// The front of `in_flight` and since when it has been waited for.
+    waiting: Option<(Ticket, Instant)>,
+}
+
+impl<D: Driver> GpuQueue<D> {
+    pub(crate) fn new(device: Arc<GpuDevice<D>>, mut options: QueueOptions) -> Result<Self> {
+        options.streams = options.streams.clamp(1, u64::BITS as usize);
+        options.ring_slots = options.ring_slots.max(1);
+        options.slot_descriptors = options.slot_descriptors.clamp(1, u32::MAX as usize);
+        options.max_grid_blocks = options.max_grid_blocks.max(1);
+        let driver = &device.driver;
+        let scope = driver.enter()?;
+        let words = Words::new(&device)?;
+        let bytes = options.ring_slots * options.slot_descriptors * size_of::<CopyDescriptor>();
+        let ring = driver.allocate_pinned(bytes as u64)?;
+        // SAFETY: the ring is `bytes` long, ours alone, and nothing reads it yet. Zeroing makes
+        // every slot a valid `[CopyDescriptor]`.
+        unsafe { ring.host.write_bytes(0, bytes) };
+        let events = options.ring_slots + options.streams + 1;
+        // From here on `Drop` cleans up what a failure leaves.
+        let mut queue = Self {
+            grids: Entry::ALL
+                .map(|entry| options.max_grid_blocks.min(driver.resident_blocks(entry))),
+            streams: Vec::with_capacity(options.streams),
+            next_stream: 0,
+            idle_gate_streams: Vec::new(),
+            ring,
+            free_slots: (0..options.ring_slots).rev().collect(),
+            slots_in_use: VecDeque::with_capacity(options.ring_slots),
+            gated_slots: 0,
+            words,
+            free_words: (0..MAX_IN_FLIGHT as u32)
+                .rev()
+                .map(|word| Ticket { word, value: 0 })
+                .collect(),
+            idle_events: Vec::with_capacity(events),
+            in_flight: VecDeque::with_capacity(MAX_IN_FLIGHT),
+            gated: Vec::new(),
+            lost: None,
+            waiting: None,
+            device: Arc::clone(&device),
+            options,
+        };
+        for _ in 0..queue.options.streams {
+            let stream = driver.create_stream(queue.options.high_priority)?;
+            queue.streams.push(stream);
+        }
+        // One event a slot, one a stream and one to join streams, so that few transfers create any.
+        for _ in 0..events {
+            let event = driver.create_event()?;
+            queue.idle_events.push(event);
+        }
+        drop(scope);
+        Ok(queue)
+    }
+
+    fn kernel(&self) -> bool {
+        self.device.driver.info().capabilities.contains(Capabilities::KERNEL)
+    }
+
+    /// # Safety
+    /// As [`Queue::submit`]; the driver's scope is entered.
+    unsafe fn enqueue(&mut self, open: &mut Open<D>, work: &mut Work<'_>) -> Result<()> {
+        if work.kernel && self.kernel() {
+            // SAFETY: the caller's contract.
+            unsafe { self.launch_pieces(open, work.pieces) }?;
+            // SAFETY: the caller's contract.
+            unsafe { self.launch_compact(open, work.compact) }?;
+        } else {
+            let mut buffer = [CopyDescriptor::default(); INLINE_DESCRIPTORS];
+            loop {
+                let count = work.pieces.fill(&mut buffer);
+                if count == 0 {
+                    break;
+                }
+                // SAFETY: the caller's contract.
+                unsafe { self.copy(open, &buffer[..count]) }?;
+            }
+            // SAFETY: the caller's contract.
+            unsafe { self.copy_compact(open, work.compact) }?;
+        }
+        // SAFETY: the caller's contract.
+        unsafe { self.copy(open, work.large) }
+    }
+
+    /// # Safety
+    /// As [`Queue::submit`]; the driver's scope is entered.
+    unsafe fn launch_pieces(
+        &mut self,
+        open: &mut Open<D>,
+        pieces: &mut dyn CopySource,
+    ) -> Result<()> {
+        // A batch that fits into the kernel's parameters needs no slot, and its first bytes do not
+        // wait for a read over PCIe.
+        let mut few = [CopyDescriptor::default(); INLINE_DESCRIPTORS + 1];
+        let few_at_most = few.len().min(self.options.slot_descriptors);
+        let mut count = fill(pieces, &mut few[..few_at_most]);
+        if count == 0 {
+            return Ok(());
+        }
+        if count <= INLINE_DESCRIPTORS && count < few_at_most {
+            let blocks = self.blocks(open, Entry::Inline, count as u32);
+            let stream = self.use_stream(open);
+            // SAFETY: the caller's contract.
+            return unsafe { self.device.driver.launch_inline(stream, &few[..count], blocks) };
+        }
+        // The first launch is short, so that the device works while the rest is packed.
+        let mut room =
+            self.options.first_descriptors.clamp(few_at_most, self.options.slot_descriptors);
+        let mut packed = count;
+        loop {
+            let slot = self.take_slot(open)?;
+            let place = &mut self.slot(slot)[..room];
+            place[..packed].copy_from_slice(&few[..packed]);
+            count = packed + fill(pieces, &mut place[packed..]);
+            packed = 0;
+            if count == 0 {
+                self.return_slot(open);
+                return Ok(());
+            }
+            let blocks = self.blocks(open, Entry::Ring, count as u32);
+            let stream = self.use_stream(open);
+            let descriptors = self.slot_address(slot);
+            // SAFETY: the caller's contract; the slot stays as it is until its event fires or the
+            // submission is done, because only then it becomes free.
+            unsafe { self.device.driver.launch(stream, descriptors, count as u32, blocks) }?;
+            self.hand_over_slot(open, stream)?;
+            // Filling stops only at the end of the room or of the source.
+            if count < room {
+                return Ok(());
+            }
+            room = self.options.slot_descriptors;
+        }
+    }
+
+    /// # Safety
+    /// As [`Queue::submit`]; the driver's scope is entered.
+    unsafe fn launch_compact(
+        &mut self,
+        open: &mut Open<D>,
+        copies: &[CompactCopy<'_>],
+    ) -> Result<()> {
+        let warps = u64::from(self.grids[Entry::Compact as usize].min(open.max_grid_blocks))
+            * u64::from(BLOCK_THREADS / self.device.driver.warp_lanes());
+        let slot_bytes = self.options.slot_descriptors * size_of::<CopyDescriptor>();
+        let mut launch = CompactLaunch::default();
+        for copy in copies {
+            // Parts that are still to be placed, the next one last.
+            let mut parts = [CompactCopy::default(); 64];
+            let mut count = usize::from(copy.count() > 0 && copy.len > 0);
+            parts[0] = copy.normal();
+            while count > 0 {
+                let part = parts[count - 1];
+                let division = part.divide(warps, self.options.tile_bytes);
+                let list_bytes = size_of_val(part.src.pages) + size_of_val(part.dst.pages);
+                if division.units >= MOST_UNITS || list_bytes > slot_bytes {
+                    // Every split halves a count, so 64 parts are never reached.
+                    if let Some((one, other)) = part.split() {
+                        parts[count - 1] = other;
+                        parts[count] = one;
+                        count += 1;
+                        continue;
+                    }
+                }
+                let full = launch.count == COMPACT_DESCRIPTORS
+                    || u64::from(launch.units()) + division.units >= MOST_UNITS
+                    || launch.list_bytes + list_bytes > slot_bytes;
+                if full {
+                    // SAFETY: the caller's contract.
+                    unsafe { self.start_compact(open, &mut launch) }?;
+                }
+                count -= 1;
+                if list_bytes > 0 && open.slot.is_none() {
+                    self.take_slot(open)?;
+                }
+                let lists = [part.src.pages, part.dst.pages]
+                    .map(|pages| self.place_list(open, &mut launch.list_bytes, pages));
+                let descriptor = part.descriptor(&division, lists, launch.units());
+                launch.list[launch.count] = descriptor;
+                launch.count += 1;
+            }
+        }
+        // SAFETY: the caller's contract.
+        unsafe { self.start_compact(open, &mut launch) }
+    }
+
+    /// Copies a page list into the open slot, behind the first `used` bytes; returns where the
+    /// device reads it, 0 if there is none.
+    fn place_list(&mut self, open: &Open<D>, used: &mut usize, pages: &[u32]) -> u64 {
+        let Some(slot) = open.slot.filter(|_| !pages.is_empty()) else { return 0 };
+        let address = self.slot_address(slot) + *used as u64;
+        let place = self.slot(slot).as_mut_ptr_range();
+        // SAFETY: the caller found that the list fits behind `used` bytes of the slot, which is
+        // ours and which no launch reads yet; u32 is less aligned than what the slot holds.
+        unsafe {
+            let place = place.start.cast::<u8>().add(*used).cast::<u32>();
+            place.copy_from_nonoverlapping(pages.as_ptr(), pages.len());
+        }
+        *used += size_of_val(pages);
+        address
+    }
+
+    /// Starts what was gathered, if anything was.
+    ///
+    /// # Safety
+    /// As [`Queue::submit`]; the driver's scope is entered.
+    unsafe fn start_compact(
+        &mut self,
+        open: &mut Open<D>,
+        launch: &mut CompactLaunch,
+    ) -> Result<()> {
+        if launch.count == 0 {
+            return Ok(());
+        }
+        let blocks = self.blocks(open, Entry::Compact, launch.units());
+        let stream = self.use_stream(open);
+        let list = &launch.list[..launch.count];
+        // SAFETY: the caller's contract; the slot with the page lists stays as it is until its
+        // event fires or the submission is done, because only then it becomes free.
+        unsafe { self.device.driver.launch_compact(stream, list, blocks) }?;
+        *launch = CompactLaunch::default();
+        if open.slot.is_some() { self.hand_over_slot(open, stream) } else { Ok(()) }
+    }
+
+    /// # Safety
+    /// As [`Queue::submit`]; the driver's scope is entered.
+    unsafe fn copy(&mut self, open: &mut Open<D>, copies: &[CopyDescriptor]) -> Result<()> {
+        for &CopyDescriptor { src, dst, len } in copies {
+            let stream = self.use_stream(open);
+            // SAFETY: the caller's contract.
+            unsafe { self.device.driver.copy(stream, dst, src, len) }?;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`Queue::submit`]; the driver's scope is entered.
+    unsafe fn copy_compact(
+        &mut self,
+        open: &mut Open<D>,
+        copies: &[CompactCopy<'_>],
+    ) -> Result<()> {
+        let device = Arc::clone(&self.device);
+        for rows in
+            copies.iter().filter(|copy| copy.len > 0).flat_map(|copy| copy.normal().blocks())
+        {
+            let stream = self.use_stream(open);
+            // SAFETY: the caller's contract.
+            if unsafe { device.driver.copy_rows(stream, rows) }? {
+                continue;
+            }
+            for CopyDescriptor { src, dst, len } in rows.descriptors() {
+                // SAFETY: the caller's contract.
+                unsafe { device.driver.copy(stream, dst, src, len) }?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks of a launch of so many units.
+    fn blocks(&self, open: &Open<D>, entry: Entry, units: u32) -> u32 {
+        let most = self.grids[entry as usize].min(open.max_grid_blocks);
+        grid(units, self.device.driver.warp_lanes(), most)
+    }
+
+    /// The stream for the next launch or copy.
+    fn use_stream(&mut self, open: &mut Open<D>) -> D::Stream {
+        open.started = true;
+        if let Some(gate) = &open.gate {
+            return gate.stream;
+        }
+        self.next_stream = (self.next_stream + 1) % self.streams.len();
+        open.streams |= 1 << self.next_stream;
+        open.last_stream = self.next_stream;
+        self.streams[self.next_stream]
+    }
+
+    fn slot(&mut self, slot: usize) -> &mut [CopyDescriptor] {
+        let descriptors = self.options.slot_descriptors;
+        // SAFETY: the slot lies inside the ring, which was zeroed, is aligned to a page, and
+        // belongs to this queue; a slot in use by the device is never in `free_slots` or open, and
+        // only those two reach here.
+        unsafe {
+            let first = self.ring.host.cast::<CopyDescriptor>().add(slot * descriptors);
+            std::slice::from_raw_parts_mut(first, descriptors)
+        }
+    }
+
+    /// Where the device reads a slot.
+    fn slot_address(&self, slot: usize) -> u64 {
+        let offset = slot * self.options.slot_descriptors * size_of::<CopyDescriptor>();
+        self.ring.device + offset as u64
+    }
+
+    fn take_slot(&mut self, open: &mut Open<D>) -> Result<usize> {
+        if open.gate.is_some() {
+            // The other half stays for submissions that wait for nobody.
+            let most = (self.options.ring_slots / 2).max(1);
+            self.wait_until(open, |queue, _| {
+                queue.gated_slots < most && !queue.free_slots.is_empty()
+            })?;
+            self.gated_slots += 1;
+        } else {
+            self.wait_until(open, |queue, _| !queue.free_slots.is_empty())?;
+        }
+        let slot = self.free_slots.pop().expect("the wait ends only with a free slot");
+        open.slot = Some(slot);
+        Ok(slot)
+    }
+
+    fn return_slot(&mut self, open: &mut Open<D>) {
+        if let Some(slot) = open.slot.take() {
+            self.free_slots.push(slot);
+            self.gated_slots -= usize::from(open.gate.is_some());
+        }
+    }
+
+    /// Puts an event behind the launch that reads the open slot.
+    fn hand_over_slot(&mut self, open: &mut Open<D>, stream: D::Stream) -> Result<()> {
+        let event = self.record(stream)?;
+        let Some(slot) = open.slot.take() else { return Ok(()) };
+        match &mut open.gate {
+            Some(gate) => gate.slots.push(SlotInUse { slot, event }),
+            None => {
+                open.slots += 1;
+                self.slots_in_use.push_back(SlotInUse { slot, event });
+            }
+        }
+        Ok(())
+    }
+
+    fn take_event(&mut self) -> Result<D::Event> {
+        match self.idle_events.pop() {
+            Some(event) => Ok(event),
+            None => self.device.driver.create_event(),
+        }
+    }
+
+    fn record(&mut self, stream: D::Stream) -> Result<D::Event> {
+        let event = self.take_event()?;
+        if let Err(error) = self.device.driver.record(event, stream) {
+            self.idle_events.push(event);
+            return Err(error);
+        }
+        Ok(event)
+    }
+
+    /// Makes a stream wait for the producer, and nothing else wait with it.
+    fn open_gate(&mut self, producer: Producer) -> Result<Gate<D>> {
+        let stream = match self.idle_gate_streams.pop() {
+            Some(stream) => stream,
+            None => self.device.driver.create_stream(self.options.high_priority)?,
+        };
+        let event = match self.take_event() {
+            Ok(event) => event,
+            Err(error) => {
+                self.idle_gate_streams.push(stream);
+                return Err(error);
+            }
+        };
+        let driver = &self.device.driver;
+        let waits = driver
+            .wait_producer(stream, producer.0, event)
+            // Behind the wait, and so in our own stream: the producer's handle may go.
+            .and_then(|()| driver.record(event, stream));
+        if let Err(error) = waits {
+            self.idle_events.push(event);
+            self.idle_gate_streams.push(stream);
+            return Err(error);
+        }
+        Ok(Gate { stream, event, slots: Vec::new(), open_since: None })
+    }
+
+    /// Ends the submission: its word is stored when all of its streams, or with `all` every stream
+    /// that a failure may have left something on, have come so far.
+    fn close(&mut self, open: &mut Open<D>, ticket: Ticket, all: bool) -> Result<()> {
+        let stream = match &open.gate {
+            Some(gate) => gate.stream,
+            None => self.streams[open.last_stream],
+        };
+        if open.gate.is_none() {
+            let every = u64::MAX >> (u64::BITS as usize - self.streams.len());
+            let streams = if all { every } else { open.streams };
+            for index in 0..self.streams.len() {
+                if index != open.last_stream && streams >> index & 1 == 1 {
+                    let event = self.record(self.streams[index])?;
+                    let waits = self.device.driver.wait(stream, event);
+                    // The wait is for what was recorded, whatever is recorded next.
+                    self.idle_events.push(event);
+                    waits?;
+                }
+            }
+        }
+        let end = self.record(stream)?;
+        // SAFETY: the word lies in memory that is freed after the last submission is done, or never.
+        let stored =
+            unsafe { self.device.driver.store(stream, self.words.address(ticket), ticket.value) };
+        if let Err(error) = stored {
+            self.idle_events.push(end);
+            return Err(error);
+        }
+        // The slot of a launch that failed is free once the submission is done.
+        if let Some(slot) = open.slot.take() {
+            let in_use = SlotInUse { slot, event: self.record(stream)? };
+            match &mut open.gate {
+                Some(gate) => gate.slots.push(in_use),
+                None => {
+                    open.slots += 1;
+                    self.slots_in_use.push_back(in_use);
+                }
+            }
+        }
+        let gate = open.gate.take();
+        let gated = gate.is_some();
+        let in_flight = InFlight { ticket, end, slots: open.slots, gate };
+        if gated {
+            self.gated.push(in_flight)
+        } else {
+            self.in_flight.push_back(in_flight)
+        }
+        Ok(())
+    }
+
+    /// Gives back what finished submissions held. Makes no driver call.
+    fn reap(&mut self) {
+        while let Some(front) = self.in_flight.front() {
+            if !self.words.done(front.ticket) {
+                break;
+            }
+            let done = self.in_flight.pop_front().expect("the front was just looked at");
+            self.idle_events.push(done.end);
+            for _ in 0..done.slots {
+                self.free_oldest_slot();
+            }
+            self.free_words.push(done.ticket);
+        }
+        let mut index = 0;
+        while let Some(gated) = self.gated.get(index) {
+            if !self.words.done(gated.ticket) {
+                index += 1;
+                continue;
+            }
+            let done = self.gated.swap_remove(index);
+            self.idle_events.push(done.end);
+            self.free_words.push(done.ticket);
+            if let Some(gate) = done.gate {
+                self.close_gate(gate);
+            }
+        }
+    }
+
+    fn close_gate(&mut self, gate: Gate<D>) {
+        self.idle_events.push(gate.event);
+        self.idle_gate_streams.push(gate.stream);
+        for SlotInUse { slot, event } in gate.slots {
+            self.free_slots.push(slot);
+            self.idle_events.push(event);
+            self.gated_slots -= 1;
+        }
+    }
+
+    fn free_oldest_slot(&mut self) {
+        if let Some(SlotInUse { slot, event }) = self.slots_in_use.pop_front() {
+            self.free_slots.push(slot);
+            self.idle_events.push(event);
+        }
+    }
+
+    /// Frees slots whose launches are over though their submissions are not. Inside the scope.
+    fn reap_slots(&mut self, open: &mut Open<D>) -> Result<()> {
+        self.reap();
+        while let Some(oldest) = self.slots_in_use.front() {
+            if !self.device.driver.fired(oldest.event)? {
+                break;
+            }
+            self.free_oldest_slot();
+            match self.in_flight.iter_mut().find(|submission| submission.slots > 0) {
+                Some(owner) => owner.slots -= 1,
+                None => open.slots -= 1,
+            }
+        }
+        if let Some(gate) = &mut open.gate {
+            while let Some(oldest) = gate.slots.first() {
+                if !self.device.driver.fired(oldest.event)? {
+                    break;
+                }
+                let SlotInUse { slot, event } = gate.slots.remove(0);
+                self.free_slots.push(slot);
+                self.idle_events.push(event);
+                self.gated_slots -= 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Polls until `ready`. Vendors offer no wait with a deadline, so this gives up the processor
+    /// between polls once the wait is longer than a launch takes. Inside the scope.
+    fn wait_until(
+        &mut self,
+        open: &mut Open<D>,
+        ready: impl Fn(&Self, &Open<D>) -> bool,
+    ) -> Result<()> {
+        if ready(self, open) {
+            return Ok(());
+        }
+        let start = Instant::now();
+        let mut checked = start;
+        loop {
+            self.reap_slots(open)?;
+            if ready(self, open) {
+                return Ok(());
+            }
+            if start.elapsed() < SPIN {
+                std::hint::spin_loop();
+                continue;
+            }
+            std::thread::sleep(Duration::from_micros(20));
+            if checked.elapsed() > CHECK {
+                checked = Instant::now();
+                self.ask()?;
+            }
+        }
+    }
+
+    /// Whether the device works and moves on. Inside the scope.
+    fn ask(&mut self) -> Result<()> {
+        self.reap();
+        let driver = &self.device.driver;
+        let now = Instant::now();
+        let mut longest = Duration::ZERO;
+        match self.in_flight.front() {
+            None => self.waiting = None,
+            Some(front) => {
+                driver.fired(front.end)?;
+                let since = match self.waiting {
+                    Some((ticket, since)) if ticket == front.ticket => since,
+                    _ => now,
+                };
+                self.waiting = Some((front.ticket, since));
+                longest = now.duration_since(since);
+            }
+        }
+        for gated in &mut self.gated {
+            let Some(gate) = &mut gated.gate else { continue };
+            if gate.open_since.is_none() && driver.fired(gate.event)? {
+                gate.open_since = Some(now);
+            }
+            longest = longest.max(gate.open_since.map_or(Duration::ZERO, |since| now - since));
+        }
+        if longest < self.options.stall_timeout {
+            return Ok(());
+        }
+        Err(Error::Stalled { device: driver.info().to_string(), waited: longest })
+    }
+
+    fn lose(&mut self, error: &Error) {
+        if self.lost.is_none() {
+            let in_flight = self.in_flight.len() + self.gated.len();
+            tracing::error!(%error, in_flight, "device lost; its unfinished work will never count as complete");
+            self.lost = Some(error.clone());
+        }
+    }
+
+    /// Ends a submission that failed with `error`.
+    fn fail(&mut self, mut open: Open<D>, ticket: Ticket, error: Error) -> SubmitError {
+        if !open.started {
+            self.return_slot(&mut open);
+            if open.gate.is_none() {
+                self.free_words.push(Ticket { value: ticket.value.wrapping_sub(1), ..ticket });
+            } else if let Err(fence) = self.close(&mut open, ticket, false) {
+                // Its stream waits for the producer and must not be given to another one: it is
+                // kept as if a submission without copies ran on it.
+                self.lose(&fence);
+            }
+            if matches!(error, Error::Lost { .. } | Error::Stalled { .. }) {
+                self.lose(&error);
+            }
+            return SubmitError { error, left: Left::Nothing };
+        }
+        let left = match self.close(&mut open, ticket, true) {
+            Ok(()) => Left::Until(ticket),
+            Err(fence) => {
+                self.lose(&fence);
+                Left::Unknown
+            }
+        };
+        SubmitError { error, left }
+    }
+}
+
+/// Compact descriptors that are gathered for one launch.
+#[derive(Clone, Copy, Debug)]
+struct CompactLaunch {
+    list: [CompactDescriptor; COMPACT_DESCRIPTORS],
+    count: usize,
+    /// Bytes of page lists in the open slot.
+    list_bytes: usize,
+}
+
+impl Default for CompactLaunch {
+    fn default() -> Self {
+        let list = [CompactDescriptor::default(); COMPACT_DESCRIPTORS];
+        Self { list, count: 0, list_bytes: 0 }
+    }
+}
+
+impl CompactLaunch {
+    fn units(&self) -> u32 {
+        self.list[..self.count].last().map_or(0, |last| last.end)
+    }
+}
+
+/// Fills `place` as far as the source goes.
+fn fill(source: &mut dyn CopySource, place: &mut [CopyDescriptor]) -> usize {
+    let mut count = 0;
+    while count < place.len() {
+        match source.fill(&mut place[count..]) {
+            0 => break,
+            more => count += more,
+        }
+    }
+    count
+}
+
+impl<D: Driver> Queue for GpuQueue<D> {
+    unsafe fn submit(&mut self, work: &mut Work<'_>) -> Result<Ticket, SubmitError> {
+        let nothing = |error| SubmitError { error, left: Left::Nothing };
+        if let Some(error) = &self.lost {
+            return Err(nothing(error.clone()));
+        }
+        let device = Arc::clone(&self.device);
+        let _scope = device.driver.enter().map_err(nothing)?;
+        let mut open = Open {
+            started: false,
+            streams: 0,
+            last_stream: self.next_stream,
+            slots: 0,
+            gate: None,
+            slot: None,
+            max_grid_blocks: work.max_grid_blocks.max(1),
+        };
+        self.reap();
+        if let Err(error) = self.wait_until(&mut open, |queue, _| !queue.free_words.is_empty()) {
+            self.lose(&error);
+            return Err(nothing(error));
+        }
+        let word = self.free_words.pop().expect("the wait ends only with a free word");
+        let ticket = Ticket { value: word.value.wrapping_add(1), ..word };
+        if let Some(producer) = work.after {
+            match self.open_gate(producer) {
+                Ok(gate) => open.gate = Some(gate),
+                Err(error) => return Err(self.fail(open, ticket, error)),
+            }
+        }
+        // SAFETY: the caller's contract; the scope is entered.
+        let enqueued = unsafe { self.enqueue(&mut open, work) };
+        match enqueued.and_then(|()| self.close(&mut open, ticket, false)) {
+            Ok(()) => Ok(ticket),
+            Err(error) => Err(self.fail(open, ticket, error)),
+        }
+    }
+
+    fn signal(&mut self, ticket: Ticket, consumer: Consumer) -> Result<()> {
+        let device = Arc::clone(&self.device);
+        let _scope = device.driver.enter()?;
+        let submissions = self.in_flight.iter().chain(&self.gated);
+        match submissions.into_iter().find(|submission| submission.ticket == ticket) {
+            // What is not in flight is done.
+            None => Ok(()),
+            Some(submission) => device.driver.signal_consumer(consumer, submission.end),
+        }
+    }
+
+    fn check(&mut self) -> Result<()> {
+        if let Some(error) = &self.lost {
+            return Err(error.clone());
+        }
+        if self.in_flight.is_empty() && self.gated.is_empty() {
+            return Ok(());
+        }
+        let device = Arc::clone(&self.device);
+        let asked = device.driver.enter().and_then(|_scope| self.ask());
+        asked.inspect_err(|error| self.lose(error))
+    }
+
+    fn completions(&self) -> Arc<dyn Completions> {
+        Arc::clone(&self.words) as _
+    }
+
+    fn pinned_bytes(&self) -> u64 {
+        self.ring.len + self.words.memory.len
+    }
+}
+
+impl<D: Driver> Drop for GpuQueue<D> {
+    fn drop(&mut self) {
+        let device = Arc::clone(&self.device);
+        let driver = &device.driver;
+        let Ok(_scope) = driver.enter() else { return };
+        let mut none = Open {
+            started: false,
+            streams: 0,
+            last_stream: 0,
+            slots: 0,
+            gate: None,
+            slot: None,
+            max_grid_blocks: 1,
+        };
+        let quiet = self.lost.is_none()
+            && self
+                .wait_until(&mut none, |queue, _| {
+                    queue.in_flight.is_empty() && queue.gated.is_empty()
+                })
+                .is_ok();
+        if !quiet {
+            // The device may still read the ring and store words: leaking them is the only safe end.
+            tracing::error!(device = %driver.info(), bytes = self.pinned_bytes(), "a queue was dropped with work that did not end; its ring is leaked");
+            std::mem::forget(Arc::clone(&self.words));
+            return;
+        }
+        for event in self.idle_events.drain(..) {
+            let _ = driver.destroy_event(event);
+        }
+        for stream in self.streams.drain(..).chain(self.idle_gate_streams.drain(..)) {
+            let _ = driver.destroy_stream(stream);
+        }
+        let _ = driver.free_pinned(self.ring);
+    }
+}

@@ -1,0 +1,313 @@
+//! Proofs that forms touch no byte twice, from their strides and page numbers alone.
+//!
+//! Each proof is enough by itself and none is needed: where all fail, the pieces are compared.
+
+use multiversion::multiversion;
+
+/// Words of the bitmap of [`Slots`], at most: 64 MiB, of which only what is marked is touched.
+const MOST_WORDS: u64 = 1 << 23;
+
+/// Slots that are marked for one proof, at most: about what comparing all pieces may cost.
+const MOST_SLOTS: u64 = 4 << 20;
+
+/// One direction in which a form repeats.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Dim {
+    /// Bytes from one to the next (for pages: to the next number).
+    pub(super) stride: u64,
+    /// Bytes from the lowest to the highest.
+    pub(super) reach: u64,
+    /// There is more than one.
+    pub(super) many: bool,
+    /// By page number.
+    pub(super) paged: bool,
+}
+
+impl Dim {
+    /// `count` times, at least once, and without gaps.
+    #[inline]
+    pub(super) fn even(stride: u64, count: u64) -> Self {
+        Self { stride, reach: stride * (count - 1), many: count > 1, paged: false }
+    }
+}
+
+/// One end of a form.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    pub(super) form: usize,
+    /// It is written, not read.
+    pub(super) writes: bool,
+    /// Its lowest byte. After [`Proofs::apart`] divided by a stride: the remainder.
+    low: u64,
+    /// Bytes from there to the end of its highest piece.
+    len: u64,
+    /// Those with more than one step come first, the larger stride before the smaller.
+    dims: [Dim; 3],
+    lowest_number: u32,
+}
+
+impl Block {
+    #[inline]
+    pub(super) fn new(
+        form: usize,
+        writes: bool,
+        (low, len): (u64, u64),
+        mut dims: [Dim; 3],
+        lowest_number: u32,
+    ) -> Self {
+        let key = |dim: &Dim| if dim.many { dim.stride } else { 0 };
+        for (one, other) in [(0, 1), (1, 2), (0, 1)] {
+            if key(&dims[one]) < key(&dims[other]) {
+                dims.swap(one, other);
+            }
+        }
+        Self { form, writes, low, len, dims, lowest_number }
+    }
+
+    fn outer(&self) -> Dim {
+        self.dims[0]
+    }
+
+    /// The same block without its outermost direction if that has this stride, seen as a remainder
+    /// of the stride. `None` if it does not lie between two multiples of the stride.
+    fn remainder(mut self, base: u64, stride: u64) -> Option<Self> {
+        if self.outer().stride == stride && self.outer().many {
+            self.len -= self.outer().reach;
+            self.dims = [self.dims[1], self.dims[2], Dim::default()];
+        }
+        self.low = (self.low - base) % stride;
+        (self.len <= stride - self.low).then_some(self)
+    }
+}
+
+/// Memory of the proofs, kept from one list to the next.
+#[derive(Debug, Default)]
+pub(super) struct Proofs {
+    /// All ends to be told apart.
+    pub(super) blocks: Vec<Block>,
+    slots: Slots,
+}
+
+impl Proofs {
+    /// Whether it shows that no two pieces of the block touch: each stride is at least what is
+    /// inside it long, and no page number comes twice.
+    #[inline]
+    pub(super) fn alone(&mut self, block: &Block, numbers: &[u32]) -> bool {
+        let mut inside = block.len - block.dims.iter().map(|dim| dim.reach).sum::<u64>();
+        for dim in block.dims.iter().rev().filter(|dim| dim.many) {
+            if dim.stride < inside {
+                return false;
+            }
+            inside += dim.reach;
+        }
+        let paged = block.dims.iter().find(|dim| dim.paged);
+        paged.is_none_or(|&dim| {
+            monotone(numbers) || self.slots.all_differ([Set::of(block, dim, 0, numbers)])
+        })
+    }
+
+    /// Whether it shows that no block touches one that is written. [`Self::alone`] holds for each
+    /// that is written.
+    pub(super) fn apart<'a>(&mut self, numbers: impl Fn(&Block) -> &'a [u32] + Copy) -> bool {
+        apart(&mut self.blocks, 0, numbers, &mut self.slots)
+    }
+}
+
+/// Whether it shows that no block from this position on touches one that is written. More blocks
+/// are put behind them and taken away again.
+fn apart<'a>(
+    blocks: &mut Vec<Block>,
+    from: usize,
+    numbers: impl Fn(&Block) -> &'a [u32] + Copy,
+    slots: &mut Slots,
+) -> bool {
+    blocks[from..].sort_unstable_by_key(|block| block.low);
+    let count = blocks.len();
+    // A cluster is what hangs together by common bytes, or bytes between pieces.
+    let mut cluster = from;
+    let (mut written, mut read, mut clash) = (0, 0, false);
+    for at in from..count {
+        let Block { low, len, writes, .. } = blocks[at];
+        if low >= written && low >= read {
+            if clash && !cluster_is_apart(blocks, cluster..at, numbers, slots) {
+                return false;
+            }
+            (cluster, clash) = (at, false);
+        }
+        clash |= low < written || writes && low < read;
+        let end = if writes { &mut written } else { &mut read };
+        *end = low.saturating_add(len).max(*end);
+    }
+    !clash || cluster_is_apart(blocks, cluster..count, numbers, slots)
+}
+
+/// The same for blocks whose pieces lie between each other: with the largest stride of all as the
+/// divisor, either their remainders do not touch (the keys and the values of a page), or those that
+/// do are in different multiples of the stride (pages with different numbers).
+fn cluster_is_apart<'a>(
+    blocks: &mut Vec<Block>,
+    cluster: std::ops::Range<usize>,
+    numbers: impl Fn(&Block) -> &'a [u32] + Copy,
+    slots: &mut Slots,
+) -> bool {
+    let outer = blocks[cluster.clone()].iter().map(Block::outer).filter(|dim| dim.many);
+    let Some(stride) = outer.map(|dim| dim.stride).max().filter(|&stride| stride > 0) else {
+        return false;
+    };
+    let base = blocks[cluster.start].low;
+    let count = blocks.len();
+    for at in cluster.clone() {
+        let Some(remainder) = blocks[at].remainder(base, stride) else {
+            blocks.truncate(count);
+            return false;
+        };
+        blocks.push(remainder);
+    }
+    let by_remainder = apart(blocks, count, numbers, slots);
+    blocks.truncate(count);
+    by_remainder
+        || slots.all_differ(blocks[cluster].iter().map(|block| {
+            let outer = block.outer();
+            let dim = if outer.many && outer.stride == stride {
+                outer
+            } else {
+                Dim { stride, ..Dim::default() }
+            };
+            Set::of(block, dim, base, numbers(block))
+        }))
+}
+
+/// Multiples of a stride that a block uses.
+#[derive(Clone, Copy, Debug)]
+struct Set<'a> {
+    first: u64,
+    /// From the first to the last.
+    span: u64,
+    /// Those, or all if there are none.
+    numbers: &'a [u32],
+    lowest_number: u32,
+    writes: bool,
+}
+
+impl<'a> Set<'a> {
+    /// Of one direction of the block, counted from `base` on; for pages, `numbers` are theirs.
+    fn of(block: &Block, dim: Dim, base: u64, numbers: &'a [u32]) -> Self {
+        Self {
+            // Without a base, only what is inside the block is compared.
+            first: block.low.saturating_sub(base) / dim.stride,
+            span: dim.reach / dim.stride,
+            numbers: if dim.paged { numbers } else { &[] },
+            lowest_number: block.lowest_number,
+            writes: block.writes,
+        }
+    }
+
+    fn count(&self) -> u64 {
+        if self.numbers.is_empty() { self.span + 1 } else { self.numbers.len() as u64 }
+    }
+}
+
+/// A bitmap of multiples. All its bits are zero between calls, so that its size costs nothing.
+#[derive(Debug, Default)]
+struct Slots {
+    words: Vec<u64>,
+}
+
+impl Slots {
+    /// Whether each multiple that is written is in no other set, and once in its own. `false` also
+    /// when there are too many to mark.
+    fn all_differ<'a>(&mut self, sets: impl IntoIterator<Item = Set<'a>, IntoIter: Clone>) -> bool {
+        let sets = sets.into_iter();
+        let first = sets.clone().map(|set| set.first).min().unwrap_or(0);
+        let last = sets.clone().map(|set| set.first + set.span).max().unwrap_or(0);
+        let marks = sets.clone().fold(0u64, |sum, set| sum.saturating_add(set.count()));
+        let words = ((last - first) / 64 + 1).next_power_of_two();
+        if words > MOST_WORDS || marks > MOST_SLOTS {
+            return false;
+        }
+        if self.words.len() < words as usize {
+            // Not grown: zeroes from the system are not written before they are used.
+            self.words = vec![0; words as usize];
+        }
+        let words = &mut self.words[..words as usize];
+        let mut differ = true;
+        for set in sets.clone().filter(|set| set.writes) {
+            differ &= mark(words, &set, first);
+        }
+        differ =
+            differ && sets.clone().filter(|set| !set.writes).all(|set| miss(words, &set, first));
+        if words.len() as u64 <= marks {
+            words.fill(0);
+        } else {
+            sets.filter(|set| set.writes).for_each(|set| clear(words, &set, first));
+        }
+        differ
+    }
+}
+
+/// Calls `each` with the word and the bit of every multiple of the set. Neighbours are in different
+/// words: a word that was just written is slow to read again.
+#[inline(always)]
+fn for_each_bit(words: usize, set: &Set<'_>, base: u64, mut each: impl FnMut(usize, u32)) {
+    let (mask, shift) = (words as u64 - 1, words.trailing_zeros());
+    let mut at = |slot: u64| each((slot & mask) as usize, (slot >> shift) as u32);
+    let first = set.first - base;
+    if set.numbers.is_empty() {
+        for slot in first..first + set.span + 1 {
+            at(slot);
+        }
+    } else {
+        let shifted = first.wrapping_sub(set.lowest_number.into());
+        for &number in set.numbers {
+            at(shifted.wrapping_add(number.into()));
+        }
+    }
+}
+
+/// Sets the bits; whether none was set before.
+#[multiversion(targets("x86_64+bmi1+bmi2"))]
+fn mark(words: &mut [u64], set: &Set<'_>, base: u64) -> bool {
+    let mut twice = 0;
+    for_each_bit(words.len(), set, base, |word, bit| {
+        let word = &mut words[word];
+        twice |= *word >> bit;
+        *word |= 1 << bit;
+    });
+    twice & 1 == 0
+}
+
+/// Whether none of the bits is set.
+#[multiversion(targets("x86_64+bmi1+bmi2"))]
+fn miss(words: &mut [u64], set: &Set<'_>, base: u64) -> bool {
+    let mut hits = 0;
+    for_each_bit(words.len(), set, base, |word, bit| hits |= words[word] >> bit);
+    hits & 1 == 0
+}
+
+fn clear(words: &mut [u64], set: &Set<'_>, base: u64) {
+    for_each_bit(words.len(), set, base, |word, _| words[word] = 0);
+}
+
+/// Whether the numbers only rise, or only fall.
+fn monotone(numbers: &[u32]) -> bool {
+    // The first that is out of order ends the search, a block at a time.
+    let mut blocks = numbers.chunks(BLOCK).zip(numbers.get(1..).unwrap_or(&[]).chunks(BLOCK));
+    match numbers {
+        [first, second, ..] if first < second => blocks.all(|(block, next)| rises(block, next)),
+        [first, second, ..] => first != second && blocks.all(|(block, next)| rises(next, block)),
+        _ => true,
+    }
+}
+
+/// Numbers that are looked at before it is decided whether to go on.
+const BLOCK: usize = 256;
+
+/// Whether each number is less than the one at the same position in the other list.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
+fn rises(numbers: &[u32], greater: &[u32]) -> bool {
+    let mut all = true;
+    for (number, greater) in numbers.iter().zip(greater) {
+        all &= number < greater;
+    }
+    all
+}

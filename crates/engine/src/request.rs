@@ -1,0 +1,81 @@
+//! What a caller asks for: which bytes, in which form, and in which order with its own work.
+
+use kvferry_device::Producer;
+
+use crate::plan::{Form, Op, Paged, Range, Strided};
+use crate::target::Target;
+
+/// Bytes to copy, in one of three forms. Each form's list is one batch.
+#[derive(Clone, Copy, Debug)]
+pub enum Copies<'a> {
+    /// Range by range.
+    Ranges(&'a [Range]),
+    /// Runs of pieces with constant strides; a few bytes for the host however many pieces.
+    Strided(&'a [Strided]),
+    /// Pages by their numbers, of all layers; four bytes a page and end for the host.
+    Paged(&'a [Paged<'a>]),
+}
+
+impl Copies<'_> {
+    /// Whether there is no byte to copy.
+    pub(crate) fn are_empty(&self) -> bool {
+        match self {
+            Self::Ranges(list) => list.iter().all(|range| range.len == 0),
+            Self::Strided(list) => list.iter().all(|form| form.grid().is_empty()),
+            // Lists of different lengths are an error, and not nothing.
+            Self::Paged(list) => list.iter().all(|form| {
+                form.grid().is_empty() && form.local.numbers.len() == form.remote.numbers.len()
+            }),
+        }
+    }
+}
+
+macro_rules! from_lists {
+    ($($form:ident($item:ty);)*) => {
+        $(impl<'a> From<&'a [$item]> for Copies<'a> {
+            fn from(list: &'a [$item]) -> Self {
+                Self::$form(list)
+            }
+        }
+
+        impl<'a> From<&'a Vec<$item>> for Copies<'a> {
+            fn from(list: &'a Vec<$item>) -> Self {
+                Self::$form(list)
+            }
+        }
+
+        impl<'a, const N: usize> From<&'a [$item; N]> for Copies<'a> {
+            fn from(list: &'a [$item; N]) -> Self {
+                Self::$form(list)
+            }
+        })*
+    };
+}
+
+from_lists! {
+    Ranges(Range);
+    Strided(Strided);
+    Paged(Paged<'a>);
+}
+
+/// One target's share of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// The other end.
+    pub target: &'a Target,
+    /// Which way bytes go.
+    pub op: Op,
+    /// Which bytes.
+    pub copies: Copies<'a>,
+}
+
+/// How a batch is run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SubmitOptions {
+    /// Work of the caller's own that has to be done before the first byte is read or written: what
+    /// makes the source of a write, or what still uses the destination of a read. Without it there
+    /// is no order with the caller's streams.
+    pub after: Option<Producer>,
+    /// Leaves every multiprocessor to the model: DMA alone, one 2-D copy where there are strides.
+    pub without_kernel: bool,
+}
