@@ -67,6 +67,8 @@ transport_conformance! {
         ranges_that_the_peer_did_not_register_are_refused_by_index
         memory_that_the_peer_withdrew_is_refused
         both_processes_move_both_ways_at_the_same_time
+        compact_forms_move_what_their_pieces_would
+        one_batch_for_several_peers_reaches_each_whole
     }
     alone {
         threads_that_race_to_the_first_use_all_succeed
@@ -91,7 +93,9 @@ transport_conformance! {
         a_peer_without_descriptors_says_so_and_serves_when_it_has_some
         an_opener_without_descriptors_says_so_and_opens_when_it_has_some
     }
-    alone {}
+    alone {
+        a_transfer_waits_for_the_applications_stream
+    }
 }
 
 // What only a real GPU has.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use kvferry::device::{Device, Export, Memory};
 use kvferry::node::{Node, NodeOptions, Peer};
 use kvferry::{Buffer, Config, Engine, Error, Op, Range, State, Target};
+use kvferry_device::conformance::ApplicationStream;
 use kvferry_device::sim::{Live, SimControl, SimOptions, sim};
 use kvferry_device::testing::{ChunkKind, ChunkedMemory};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -267,6 +268,24 @@ impl Side {
             State::Failed(error) => Err(error),
             _ => Ok(()),
         }
+    }
+
+    /// A stream of an application's on this side's GPU.
+    pub(crate) fn application_stream(&self) -> Box<dyn ApplicationStream> {
+        match (&self.control, self.kind) {
+            (Some(control), _) => Box::new(control.stream()),
+            #[cfg(feature = "cuda")]
+            (_, Kind::Cuda) => {
+                Box::new(kvferry_device::cuda::application_stream(0).expect("a stream"))
+            }
+            _ => unreachable!("host memory has no streams"),
+        }
+    }
+
+    /// Reads memory of this side that no transfer uses.
+    pub(crate) fn read(&self, addr: u64, bytes: &mut [u8]) {
+        // SAFETY: the cases read inside what they hold, after the transfers ended.
+        unsafe { self.device.read(addr, bytes) }.expect("reads");
     }
 
     /// The other side, after `Order::Open`.
