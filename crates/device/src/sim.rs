@@ -24,10 +24,10 @@ use crate::device::{Allocation, Capabilities, Device, DeviceInfo, DeviceUuid, Ex
 use crate::driver::{Driver, Pinned, Rows};
 use crate::error::{Error, Result};
 use crate::gpu::GpuDevice;
-use crate::host::{self, system_error};
+use crate::host::{self, system_error, whole_pages};
 use crate::kernel::Entry;
 use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
-use crate::software::{Executor, SharedMemory, map, unmap};
+use crate::software::{Executor, SharedMemory, map, mirror, unmap};
 
 thread_local! {
     static CURRENT: Cell<Option<u32>> = const { Cell::new(None) };
@@ -86,6 +86,7 @@ pub fn sim(options: &SimOptions) -> Result<(Arc<dyn Device>, Arc<SimControl>)> {
         memory: Arc::clone(&control.memory),
         pinned: SharedMemory::default(),
         opened: Mutex::default(),
+        mirrors: Mutex::default(),
         used: Mutex::default(),
         control: Arc::clone(&control),
         info,
@@ -353,6 +354,9 @@ struct SimDriver {
     pinned: SharedMemory,
     /// Mappings of other processes' memory, by their first byte.
     opened: Mutex<HashMap<u64, Opened>>,
+    /// Where local host memory is seen, by its first byte and length: never at its own address, as
+    /// a device may have another one for it.
+    mirrors: Mutex<HashMap<(u64, u64), Vec<u64>>>,
     control: Arc<SimControl>,
 }
 
@@ -381,6 +385,10 @@ impl SimDriver {
             name: format!("invalid configuration: {blocks} blocks, {count} descriptors"),
             code: 9,
         })
+    }
+
+    fn mirrors(&self) -> MutexGuard<'_, HashMap<(u64, u64), Vec<u64>>> {
+        self.mirrors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn unknown(&self, addr: u64) -> Error {
@@ -533,14 +541,23 @@ impl Driver for SimDriver {
         Ok(())
     }
 
-    fn map_host(&self, addr: u64, _len: u64) -> Result<u64> {
+    fn map_host(&self, addr: u64, len: u64) -> Result<u64> {
         self.call("map_host")?;
+        let (base, pages) = whole_pages(addr, len);
+        let mirror = mirror(base, pages)
+            .map_err(|error| system_error(&self.info, "mremap", pages, error))?;
+        let seen = mirror + (addr - base);
+        self.mirrors().entry((addr, len)).or_default().push(seen);
         self.control.born(Live::HostMappings);
-        Ok(addr)
+        Ok(seen)
     }
 
-    fn unmap_host(&self, _addr: u64, _len: u64) -> Result<()> {
+    fn unmap_host(&self, addr: u64, len: u64) -> Result<()> {
         self.call("unmap_host")?;
+        let seen = self.mirrors().get_mut(&(addr, len)).and_then(Vec::pop);
+        let seen = seen.ok_or_else(|| self.unknown(addr))?;
+        let (mirror, pages) = whole_pages(seen, len);
+        unmap(mirror, pages);
         self.control.gone(Live::HostMappings);
         Ok(())
     }
