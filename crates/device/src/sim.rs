@@ -27,7 +27,7 @@ use crate::gpu::GpuDevice;
 use crate::host::{self, system_error, whole_pages};
 use crate::kernel::Entry;
 use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
-use crate::software::{Executor, SharedMemory, map, mirror, unmap};
+use crate::software::{Executor, SharedMemory, expand, map, mirror, unmap};
 
 thread_local! {
     static CURRENT: Cell<Option<u32>> = const { Cell::new(None) };
@@ -391,6 +391,25 @@ impl SimDriver {
         self.mirrors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Refuses what a GPU could not reach: local host memory is there only where it is seen.
+    fn check_access(
+        &self,
+        call: &'static str,
+        mut copies: impl Iterator<Item = CopyDescriptor>,
+    ) -> Result<()> {
+        let mirrors = self.mirrors();
+        let own = |addr: u64| mirrors.keys().any(|&(host, len)| addr.wrapping_sub(host) < len);
+        if mirrors.is_empty() || !copies.any(|copy| own(copy.src) || own(copy.dst)) {
+            return Ok(());
+        }
+        Err(Error::Call {
+            call,
+            device: self.info.to_string(),
+            name: "illegal memory access: the processor's address of host memory".into(),
+            code: 700,
+        })
+    }
+
     fn unknown(&self, addr: u64) -> Error {
         Error::UnknownAddress { device: self.info.to_string(), addr }
     }
@@ -554,8 +573,11 @@ impl Driver for SimDriver {
 
     fn unmap_host(&self, addr: u64, len: u64) -> Result<()> {
         self.call("unmap_host")?;
-        let seen = self.mirrors().get_mut(&(addr, len)).and_then(Vec::pop);
+        let mut mirrors = self.mirrors();
+        let seen = mirrors.get_mut(&(addr, len)).and_then(Vec::pop);
         let seen = seen.ok_or_else(|| self.unknown(addr))?;
+        mirrors.retain(|_, seen| !seen.is_empty());
+        drop(mirrors);
         let (mirror, pages) = whole_pages(seen, len);
         unmap(mirror, pages);
         self.control.gone(Live::HostMappings);
@@ -643,6 +665,7 @@ impl Driver for SimDriver {
 
     unsafe fn copy(&self, stream: usize, dst: u64, src: u64, len: u64) -> Result<()> {
         self.call("copy")?;
+        self.check_access("copy", std::iter::once(CopyDescriptor { src, dst, len }))?;
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.copy(stream, CopyDescriptor { src, dst, len }) };
         Ok(())
@@ -653,6 +676,7 @@ impl Driver for SimDriver {
         if rows.src_pitch.max(rows.dst_pitch) > MAX_PITCH {
             return Ok(false);
         }
+        self.check_access("copy_rows", rows.descriptors())?;
         // SAFETY: the caller's contract.
         rows.descriptors().for_each(|copy| unsafe { self.control.executor.copy(stream, copy) });
         Ok(true)
@@ -667,6 +691,9 @@ impl Driver for SimDriver {
     ) -> Result<()> {
         self.call("launch")?;
         self.check_launch(count as usize, blocks)?;
+        // SAFETY: the caller's contract: `count` descriptors lie there.
+        let copy = |at: usize| unsafe { (descriptors as *const CopyDescriptor).add(at).read() };
+        self.check_access("launch", (0..count as usize).map(copy))?;
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.launch(stream, descriptors, count) };
         Ok(())
@@ -680,6 +707,7 @@ impl Driver for SimDriver {
     ) -> Result<()> {
         self.call("launch_inline")?;
         self.check_launch(descriptors.len(), blocks)?;
+        self.check_access("launch_inline", descriptors.iter().copied())?;
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.launch_inline(stream, descriptors) };
         Ok(())
@@ -693,6 +721,8 @@ impl Driver for SimDriver {
     ) -> Result<()> {
         self.call("launch_compact")?;
         self.check_launch(descriptors.len(), blocks)?;
+        // SAFETY: the caller's contract.
+        self.check_access("launch_compact", unsafe { expand(descriptors) })?;
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.launch_compact(stream, descriptors) };
         Ok(())

@@ -442,16 +442,10 @@ impl Work {
                 }
             }
             Self::Compact(descriptors) => {
-                let mut first = 0;
-                for compact in descriptors {
-                    for unit in 0..compact.end - first {
-                        // SAFETY: the caller's contract.
-                        let copies = unsafe { compact.unit(unit) };
-                        // SAFETY: the caller's contract.
-                        copies.for_each(|copy| unsafe { run_copy(copy) });
-                    }
-                    first = compact.end;
-                }
+                // SAFETY: the caller's contract.
+                let copies = unsafe { expand(&descriptors) };
+                // SAFETY: the caller's contract.
+                copies.for_each(|copy| unsafe { run_copy(copy) });
             }
             Self::Store { word, value } => {
                 // SAFETY: the caller's contract: an aligned u32 that others use as an atomic, too.
@@ -460,6 +454,21 @@ impl Work {
             Self::Record { .. } | Self::Wait { .. } => {}
         }
     }
+}
+
+/// The copies of one launch of compact descriptors.
+///
+/// # Safety
+/// Their page lists, where they have any, are readable at their addresses.
+pub(crate) unsafe fn expand(
+    descriptors: &[CompactDescriptor],
+) -> impl Iterator<Item = CopyDescriptor> {
+    let mut first = 0;
+    descriptors.iter().flat_map(move |compact| {
+        let units = 0..compact.end - std::mem::replace(&mut first, compact.end);
+        // SAFETY: the caller's contract.
+        units.flat_map(move |unit| unsafe { compact.unit(unit) })
+    })
 }
 
 /// # Safety

@@ -315,7 +315,7 @@ impl Ends<'_> {
             let place = |addr: u64| {
                 let inside =
                     |buffer: &&Buffer| (buffer.addr()..buffer.addr() + ENDS).contains(&addr);
-                let at = buffers().position(|buffer| inside(buffer)).expect("in one of them");
+                let at = buffers().position(inside).expect("in one of them");
                 (at, (addr - buffers().nth(at).expect("found").addr()) as usize)
             };
             let (from, to) = match op {
@@ -363,16 +363,18 @@ fn b18_host_and_gpu_memory_of_one_process_are_copied_both_ways_whichever_end_is_
             Range { local: local + offset, remote: remote + offset + 2, len }
         });
         let long: Vec<Range> = long.collect();
-        let spread = |pitch: u64, len: u64| -> Vec<Range> {
-            let (local, remote) = (locals[1].addr() + 13, remotes[1].addr() + 7);
-            (0..700)
-                .map(|at| Range { local: local + at * pitch, remote: remote + at * 541, len })
-                .collect()
+        let spread = |buffer: usize, len: u64| -> Vec<Range> {
+            let (local, remote) = (locals[buffer].addr() + 13, remotes[buffer].addr() + 7);
+            let range = |at: u64| Range { local: local + at * 523, remote: remote + at * 541, len };
+            (0..700).map(range).collect()
         };
-        // A plain list of no form, in the second window of both ends; one that is a run.
-        let mut scattered = spread(523, 211);
-        scattered.shuffle(&mut SmallRng::seed_from_u64(18));
-        let run = spread(523, 512);
+        // In each window of both ends a plain list, and one that is a run.
+        let mut lists = vec![long];
+        for buffer in [0, 1] {
+            let mut scattered = spread(buffer, 211);
+            scattered.shuffle(&mut SmallRng::seed_from_u64(18));
+            lists.extend([scattered, spread(buffer, 512)]);
+        }
         let strided = Strided {
             local: locals[1].addr() + 3,
             remote: remotes[0].addr() + 5,
@@ -387,10 +389,9 @@ fn b18_host_and_gpu_memory_of_one_process_are_copied_both_ways_whichever_end_is_
             Paged::whole_pages(pages(locals[1].addr() + 1), pages(remotes[1].addr() + 1), 7, 2111);
         for op in [Op::Write, Op::Read] {
             for without_kernel in [false, true] {
-                let mut options = SubmitOptions::default();
-                options.without_kernel = without_kernel;
+                let options = SubmitOptions { without_kernel, ..SubmitOptions::default() };
                 let mut path = Path::None;
-                for list in [&long, &scattered, &run] {
+                for list in &lists {
                     path = ends.copy(&engine, &target, op, list, list, &options);
                 }
                 let forms = [strided];
