@@ -90,6 +90,8 @@ transport_conformance! {
         chunks_that_are_replaced_are_never_read_stale
         memory_that_cannot_be_shared_is_refused_at_registration_with_the_remedy
         a_gpu_reads_and_writes_host_memory_of_another_process
+        host_and_gpu_memory_of_two_processes_are_copied_both_ways_whichever_end_is_which
+        host_memory_without_a_gpu_and_a_gpu_there_are_refused_by_name
         a_peer_without_descriptors_says_so_and_serves_when_it_has_some
         an_opener_without_descriptors_says_so_and_opens_when_it_has_some
     }

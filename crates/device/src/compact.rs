@@ -120,7 +120,7 @@ impl<'a> CompactCopy<'a> {
             end.addr | row | layer | page
         };
         let words = (self.len / WORD).checked_mul(u64::from(self.rows));
-        (of(&self.src) | of(&self.dst) | self.len) % WORD == 0
+        (of(&self.src) | of(&self.dst) | self.len).is_multiple_of(WORD)
             && words.is_some_and(|words| words < MOST_UNITS)
     }
 

@@ -5,8 +5,8 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kvferry_engine::bench::{
-    Form, Limits, Pieces, Scratch, Strides, Want, Window, check_bounds, check_form_bounds,
-    check_form_overlaps, check_overlaps, find_strides,
+    Form, Limits, Pieces, Relocations, Scratch, Strides, Want, Window, check_bounds,
+    check_form_bounds, check_form_overlaps, check_overlaps, find_strides,
 };
 use kvferry_engine::device::{CopyDescriptor, CopySource};
 use kvferry_engine::{Op, Paged, Pages, Range, Strided};
@@ -107,8 +107,9 @@ fn plan(criterion: &mut Criterion) {
         group.bench_with_input(BenchmarkId::new("pack", name), ranges, |bench, ranges| {
             bench.iter(|| {
                 let (op, want) = (Op::Write, Want::Small);
+                let to = Relocations { local: &[], remote: &[1 << 20] };
                 let mut pieces =
-                    Pieces::new(op, ranges, &local, &remote, &[1 << 20], want, &checked, &LIMITS);
+                    Pieces::new(op, ranges, &local, &remote, to, want, &checked, &LIMITS);
                 let mut packed = 0;
                 loop {
                     match pieces.fill(&mut slot) {
