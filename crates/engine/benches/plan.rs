@@ -76,7 +76,13 @@ fn plan(criterion: &mut Criterion) {
     ];
     let mut mixed: Vec<u64> = mix.iter().flat_map(|&(count, len)| vec![len; count]).collect();
     mixed.shuffle(&mut SmallRng::seed_from_u64(8));
+    let mut pages: Vec<u64> = [(1800, 512), (1800, 8192), (3600, 16384)]
+        .iter()
+        .flat_map(|&(count, len)| vec![len; count])
+        .collect();
+    pages.shuffle(&mut SmallRng::seed_from_u64(6));
     let lists = [
+        ("R4, 7200 of 512 B to 16 KiB", scattered(&pages)),
         ("R3, 47520 of 64 B to 16 KiB", scattered(&mixed)),
         ("R6, 16384 of 4 KiB", scattered(&[4096; 16384])),
         ("R2, 3840 of 2112 B", scattered(&[2112; 3840])),
