@@ -333,7 +333,8 @@ mod tests {
         symlink(&elsewhere, &file).unwrap();
         assert_eq!(cache.load("sm_90", "cubin"), None);
         fs::remove_file(&file).unwrap();
-        rustix::fs::mknodat(rustix::fs::CWD, &file, FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &file, FileType::Fifo, rustix::fs::Mode::RUSR, 0)
+            .unwrap();
         assert_eq!(cache.load("sm_90", "cubin"), None);
     }
 
