@@ -121,8 +121,8 @@ pub struct Sample {
     pub nanoseconds: u64,
 }
 
-/// Measures on a device, between two memories of its own and, where `other` can be reached, from
-/// the one to the other: then the values are those of the link, which peers' memory is behind.
+/// Measures on a device, between two memories of its own and, where `other` is a GPU in its reach,
+/// from the one to the other: then the values are those of the link, which peers' memory is behind.
 ///
 /// # Errors
 /// [`Error::NoKernel`], as there is nothing to choose then, and the device's.
@@ -139,7 +139,11 @@ pub fn calibrate(
     }
     let mut samples = Vec::new();
     let mut values = run(config, device, device, effort, &mut samples)?;
-    if let Some(other) = other.filter(|other| device.reaches(&other.info().uuid)) {
+    // Host memory would have to be mapped first, and no peer's GPU memory is behind that link.
+    let in_reach = |other: &&Arc<dyn Device>| {
+        other.info().vendor != Vendor::Host && device.reaches(&other.info().uuid)
+    };
+    if let Some(other) = other.filter(in_reach) {
         values = run(config, device, other, effort, &mut samples)?;
     }
     Ok(Profile {
@@ -489,17 +493,21 @@ mod tests {
     }
 
     #[test]
-    fn a_second_device_in_reach_is_written_to_and_its_link_decides() {
+    fn a_second_gpu_is_measured_if_it_is_in_reach_and_host_memory_never_is() {
+        let config = Config::default();
         let (device, other) = (simulated(0, true), simulated(1, true));
-        let profile =
-            calibrate(&Config::default(), &device, Some(&other), QUICK).expect("measures");
-        let to = |name: &str| profile.samples.iter().filter(|s| s.to == name).count();
-        assert_eq!(to("sim:0"), to("sim:1"));
-        // The samples of the link are the later half; the grid that they choose is the profile's.
-        let link: Vec<_> = profile.samples.iter().filter(|s| s.to == "sim:1").cloned().collect();
-        let grids: Vec<_> = link.iter().filter(|s| s.question == Question::Grid).cloned().collect();
-        let smallest = good_enough(&grids, |sample| sample.max_grid_blocks).into_iter().min();
-        assert_eq!(smallest, Some(profile.values.max_grid_blocks));
+        let host = kvferry_device::host().expect("there");
+        // Simulated GPUs reach host memory that is mapped for them, and not each other.
+        for beyond in [&other, &host] {
+            let profile = calibrate(&config, &device, Some(beyond), QUICK).expect("measures");
+            assert!(profile.samples.iter().all(|sample| sample.to == "sim:0"));
+        }
+        let mut samples = Vec::new();
+        let values = run(&config, &device, &other, QUICK, &mut samples).expect("measures");
+        assert!(samples.iter().all(|sample| sample.to == "sim:1"));
+        samples.retain(|sample| sample.question == Question::Grid);
+        let grids = good_enough(&samples, |sample| sample.max_grid_blocks);
+        assert_eq!(grids.into_iter().min(), Some(values.max_grid_blocks));
     }
 
     #[test]
