@@ -39,7 +39,8 @@ pub struct Config {
     pub stall_timeout: Duration,
     /// How long unregistering waits for batches. `MC_KVFERRY_UNREGISTER_TIMEOUT_SEC`.
     pub unregister_timeout: Duration,
-    /// Where compiled kernels are kept; `None` keeps none. `MC_KVFERRY_CACHE_DIR`.
+    /// Where compiled kernels and profiles of devices are kept; `None` keeps none.
+    /// `MC_KVFERRY_CACHE_DIR`.
     pub cache_directory: Option<PathBuf>,
     settings: Vec<Setting>,
 }
@@ -172,7 +173,7 @@ pub const KNOBS: &[Knob] = &[
         name: "MC_KVFERRY_CACHE_DIR",
         default: "$XDG_CACHE_HOME/kvferry or $HOME/.cache/kvferry",
         accepts: "an absolute path, or off",
-        about: "where compiled kernels are kept between runs",
+        about: "where compiled kernels and profiles of devices are kept between runs",
     },
 ];
 
@@ -272,7 +273,7 @@ impl Config {
 }
 
 impl Default for Config {
-    /// All defaults; compiled kernels are not kept on disk.
+    /// All defaults; nothing is kept on disk, and no profile is read.
     fn default() -> Self {
         Self::from_lookup(|name| (name == CACHE).then(|| "off".into()))
             .expect("every default is accepted")
