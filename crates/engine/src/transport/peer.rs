@@ -555,7 +555,7 @@ impl Peer {
         let mut loads: Vec<_> = plans
             .iter()
             .zip(strides)
-            .map(|(plan, strides)| load(plan, strides, kernel, batch_min))
+            .map(|(plan, strides)| Self::load(plan, strides, kernel, batch_min))
             .collect();
         // Lists of ranges are interleaved in the launches that they share; forms are expanded by
         // launches of their own, which run side by side if each is small enough.
@@ -605,23 +605,68 @@ impl Peer {
         Ok(Submitted { pending, failure, bytes, path, holds: holds(plans) })
     }
 
+    /// What a queue gets of one plan.
+    fn load<'a>(
+        plan: &'a Plan<'_>,
+        strides: &'a Strides,
+        kernel: bool,
+        batch_min: u64,
+    ) -> Load<'a> {
+        let plan = match plan {
+            Plan::Forms(plan) => {
+                return Load { compact: plan.copies.clone(), ..Load::default() };
+            }
+            Plan::Ranges(plan) => plan,
+        };
+        if !strides.runs.is_empty() {
+            let rest = Rest { plan, slices: strides.rest.iter(), now: None };
+            let compact = plan.compact(strides).collect();
+            let pieces: Box<dyn CopySource> = match strides.rest.is_empty() {
+                true => nothing(),
+                false => Box::new(rest),
+            };
+            return Load { pieces, has_pieces: !strides.rest.is_empty(), compact, large: vec![] };
+        }
+        let Checked { small, large, .. } = plan.checked;
+        if !kernel {
+            // The queue makes every descriptor a DMA.
+            let pieces = Box::new(plan.pieces(Want::All));
+            return Load { pieces, has_pieces: true, ..Load::default() };
+        }
+        // A few small pieces are quicker as DMAs than as a launch.
+        let small_by_kernel = small as u64 >= batch_min;
+        let (want, count) =
+            if small_by_kernel { (Want::Large, large) } else { (Want::All, large + small) };
+        let mut large = vec![CopyDescriptor::default(); count];
+        if count > 0 {
+            let filled = plan.pieces(want).fill(&mut large);
+            debug_assert_eq!(filled, count);
+        }
+        let pieces: Box<dyn CopySource> = match small_by_kernel {
+            true => Box::new(plan.pieces(Want::Small)),
+            false => nothing(),
+        };
+        Load { pieces, has_pieces: small_by_kernel, compact: Vec::new(), large }
+    }
+
     /// Refuses plans that the kernel should take on a device without one, or says once per peer
-    /// that DMA takes them.
+    /// that they go another way.
     fn fall_back(&self, lane: &Lane, plans: &[Plan<'_>]) -> Result<()> {
         let info = lane.device.info();
         let path = Load::default().path(info.vendor, false);
-        let mut peers: Vec<_> = plans.iter().map(|plan| plan.place().target.name()).collect();
-        peers.dedup();
+        let peers = plans.iter().map(|plan| plan.place().target.name());
         if self.strict {
             let (device, reason) = (info.to_string(), info.kernel.clone());
+            let mut peers: Vec<_> = peers.collect();
+            peers.dedup();
             return Err(Error::Fallback { device, peer: peers.join(", "), path, reason });
         }
         let mut fell_back = lane.fell_back.lock().unwrap_or_else(PoisonError::into_inner);
-        for peer in peers.into_iter().filter(|peer| !fell_back.contains(*peer)) {
-            tracing::warn!(device = %info, peer, %path, reason = info.kernel, "no copy kernel: batches that it should take go the slower way");
-        }
-        for plan in plans {
-            fell_back.insert(plan.place().target.name().to_owned());
+        for peer in peers {
+            if !fell_back.contains(peer) {
+                fell_back.insert(peer.to_owned());
+                tracing::warn!(device = %info, peer, %path, reason = info.kernel, "no copy kernel: batches that it should take go a slower way");
+            }
         }
         Ok(())
     }
@@ -684,45 +729,6 @@ fn holds(plans: Vec<Plan<'_>>) -> Holds {
         holds._mappings.append(&mut place.mappings);
     }
     holds
-}
-
-/// What a queue gets of one plan.
-fn load<'a>(plan: &'a Plan<'_>, strides: &'a Strides, kernel: bool, batch_min: u64) -> Load<'a> {
-    let plan = match plan {
-        Plan::Forms(plan) => {
-            return Load { compact: plan.copies.clone(), ..Load::default() };
-        }
-        Plan::Ranges(plan) => plan,
-    };
-    if !strides.runs.is_empty() {
-        let rest = Rest { plan, slices: strides.rest.iter(), now: None };
-        let compact = plan.compact(strides).collect();
-        let pieces: Box<dyn CopySource> = match strides.rest.is_empty() {
-            true => nothing(),
-            false => Box::new(rest),
-        };
-        return Load { pieces, has_pieces: !strides.rest.is_empty(), compact, large: vec![] };
-    }
-    let Checked { small, large, .. } = plan.checked;
-    if !kernel {
-        // The queue makes every descriptor a DMA.
-        let pieces = Box::new(plan.pieces(Want::All));
-        return Load { pieces, has_pieces: true, ..Load::default() };
-    }
-    // A few small pieces are quicker as DMAs than as a launch.
-    let small_by_kernel = small as u64 >= batch_min;
-    let (want, count) =
-        if small_by_kernel { (Want::Large, large) } else { (Want::All, large + small) };
-    let mut large = vec![CopyDescriptor::default(); count];
-    if count > 0 {
-        let filled = plan.pieces(want).fill(&mut large);
-        debug_assert_eq!(filled, count);
-    }
-    let pieces: Box<dyn CopySource> = match small_by_kernel {
-        true => Box::new(plan.pieces(Want::Small)),
-        false => nothing(),
-    };
-    Load { pieces, has_pieces: small_by_kernel, compact: Vec::new(), large }
 }
 
 fn nothing<'a>() -> Box<dyn CopySource + 'a> {
