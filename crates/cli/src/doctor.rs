@@ -1,15 +1,33 @@
-//! Explains what kvferry finds on this machine, and what it would use.
+//! Explains what kvferry finds on this machine, and what it would use; measures what it should use.
 
 use std::sync::Arc;
+use std::time::Instant;
 
+use clap::Args;
 use comfy_table::{Table, presets};
+use kvferry_engine::calibrate::{Effort, calibrate};
 use kvferry_engine::device::{Capabilities, Device, Error};
-use kvferry_engine::{Config, DeviceName, KNOBS, Source, open_device, visible_gpus};
+use kvferry_engine::{
+    Config, DeviceName, KNOBS, Profile, Source, Tuning, open_device, visible_gpus,
+};
 
 use crate::Failure;
 
-pub(crate) fn run() -> Result<(), Failure> {
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Measures devices first, a few seconds each, and keeps the best values for later processes
+    #[arg(long)]
+    calibrate: bool,
+    /// Device to measure: host or cuda:N; without it, every GPU
+    #[arg(long, value_name = "DEVICE", requires = "calibrate")]
+    device: Option<DeviceName>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let config = Config::from_env()?;
+    if options.calibrate {
+        calibrate_all(&config, options.device)?;
+    }
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     println!("kvferry {}, host identity (boot id) {}", env!("CARGO_PKG_VERSION"), boot.trim());
     println!("\nDevices");
@@ -33,9 +51,79 @@ pub(crate) fn run() -> Result<(), Failure> {
     }
     println!("\nReach (row copies to and from column, between two processes)");
     println!("{}", reach_table(&devices));
+    println!("\nValues in force, device by device");
+    let (table, unused) = tuning_table(&devices, &config);
+    println!("{table}");
+    for line in unused {
+        println!("{line}");
+    }
     println!("\nKnobs");
     println!("{}", knob_table(&config));
     Ok(())
+}
+
+/// Measures one device, or every GPU, and keeps the profiles. A GPU is measured against the next
+/// one that it reaches, too.
+fn calibrate_all(config: &Config, device: Option<DeviceName>) -> Result<(), Failure> {
+    if config.cache_directory.is_none() {
+        return Err("there is no folder to keep a profile in: set MC_KVFERRY_CACHE_DIR".into());
+    }
+    let gpus: Vec<_> = visible_gpus().into_iter().flatten().flatten().collect();
+    let names = device.map_or_else(|| gpus.clone(), |name| vec![name]);
+    if names.is_empty() {
+        return Err("no GPU is visible to calibrate; name a device with --device".into());
+    }
+    for name in names {
+        let device = open_device(name, config)?;
+        let others = gpus.iter().filter(|other| **other != name);
+        let other = others
+            .filter_map(|other| open_device(*other, config).ok())
+            .find(|other| device.reaches(&other.info().uuid));
+        let start = Instant::now();
+        let profile = calibrate(config, &device, other.as_ref(), Effort::on(&*device))?;
+        let file = profile.store(config, device.info())?.unwrap_or_default();
+        let link = other.map(|other| format!(", and to {}", other.info())).unwrap_or_default();
+        println!(
+            "{name}: measured {} times on it{link} in {:.1} s, kept in {}",
+            profile.samples.len(),
+            start.elapsed().as_secs_f64(),
+            file.display()
+        );
+    }
+    println!();
+    Ok(())
+}
+
+/// What runs on each device and why, and which profiles are not used.
+fn tuning_table(devices: &[Arc<dyn Device>], config: &Config) -> (Table, Vec<String>) {
+    let mut table = plain_table();
+    table.set_header(["device", "knob", "value", "from"]);
+    let mut unused = Vec::new();
+    for device in devices {
+        let info = device.info();
+        let profile = Profile::load(config, info).unwrap_or_else(|error| {
+            unused.push(error.to_string());
+            None
+        });
+        let measured = profile.as_ref().map_or("", |profile| &profile.date);
+        for setting in Tuning::new(config, profile.as_ref()).settings() {
+            let from = match setting.source {
+                Source::Profile => format!("profile of {measured}"),
+                source => source_name(source).to_owned(),
+            };
+            table.add_row([&info.to_string(), setting.name, &setting.value, &from]);
+        }
+    }
+    (table, unused)
+}
+
+fn source_name(source: Source) -> &'static str {
+    match source {
+        Source::Default => "default",
+        Source::Environment => "environment",
+        Source::Profile => "profile",
+        Source::Program => "program",
+    }
 }
 
 fn explain(error: &Error) -> String {
@@ -108,10 +196,7 @@ fn knob_table(config: &Config) -> Table {
     let mut table = plain_table();
     table.set_header(["knob", "value", "from", "accepts", "changes"]);
     for (knob, setting) in KNOBS.iter().zip(config.settings()) {
-        let source = match setting.source {
-            Source::Default => "default",
-            Source::Environment => "environment",
-        };
+        let source = source_name(setting.source);
         table.add_row([knob.name, &setting.value, source, knob.accepts, knob.about]);
     }
     table

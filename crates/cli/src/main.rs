@@ -26,8 +26,8 @@ struct Arguments {
 enum Command {
     /// Moves named shapes, or a model's KV cache, between two processes and verifies every byte
     Bench(bench::Options),
-    /// Explains devices, links, compilers and knobs of this machine
-    Doctor,
+    /// Explains devices, links, compilers and knobs of this machine, and calibrates devices
+    Doctor(doctor::Options),
     /// One of the two processes of a bench; it reads commands from standard input
     #[command(hide = true)]
     Worker(worker::Options),
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let outcome = match Arguments::parse().command {
         Command::Bench(options) => bench::run(&options),
-        Command::Doctor => doctor::run(),
+        Command::Doctor(options) => doctor::run(&options),
         Command::Worker(options) => worker::run(&options),
     };
     match outcome {

@@ -139,6 +139,12 @@ fn a_mistake_of_the_user_is_answered_with_what_would_be_right() {
             "MC_KVFERRY_STREAMS=\"many\"",
         ),
         (&["doctor"], &[("MC_KVFERRY_TILE_BYTES", "1")], "expected 256 to 1G bytes"),
+        (&["doctor", "--device", "host"], &[], "--calibrate"),
+        (
+            &["doctor", "--calibrate", "--device", "host"],
+            &[("MC_KVFERRY_CACHE_DIR", "off")],
+            "set MC_KVFERRY_CACHE_DIR",
+        ),
     ] {
         let output = kvferry(arguments, knobs);
         assert!(!output.status.success(), "{arguments:?} was accepted");
@@ -163,4 +169,39 @@ fn the_doctor_works_without_any_gpu_and_shows_every_knob_with_its_source() {
         text(&output.stderr).contains("MC_KVFERRY_STREAM is not a knob"),
         "a typo is pointed out"
     );
+}
+
+#[test]
+fn the_doctor_calibrates_a_device_and_shows_what_is_in_force_and_why() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = ("MC_KVFERRY_CACHE_DIR", folder.path().to_str().expect("text"));
+    let of = |report: &str, knob: &str| -> String {
+        let mut lines = report.lines().map(String::from);
+        lines.find(|line| line.contains("host:0") && line.contains(knob)).expect("the knob")
+    };
+    let report = text(&kvferry(&["doctor"], &[cache]).stdout);
+    assert!(of(&report, "MC_KVFERRY_TILE_BYTES").contains("default"), "{report}");
+
+    let arguments = ["doctor", "--calibrate", "--device", "host"];
+    let calibrated = kvferry(&arguments, &[cache, ("MC_KVFERRY_TILE_BYTES", "2K")]);
+    assert!(calibrated.status.success(), "{}", text(&calibrated.stderr));
+    let report = text(&calibrated.stdout);
+    let tile = of(&report, "MC_KVFERRY_TILE_BYTES");
+    assert!(tile.contains("2K") && tile.contains("environment"), "{tile}");
+    assert!(of(&report, "MC_KVFERRY_MAX_GRID_BLOCKS").contains("profile of 20"), "{report}");
+
+    let profiles: Vec<_> =
+        std::fs::read_dir(folder.path().join("profiles")).expect("made").collect();
+    assert_eq!(profiles.len(), 1);
+    let file = profiles[0].as_ref().expect("a file").path();
+    let kept: Value =
+        serde_json::from_slice(&std::fs::read(&file).expect("readable")).expect("JSON");
+    assert!(kept["profile"]["values"]["batch_min"].as_u64().is_some(), "{kept}");
+
+    std::fs::write(&file, "{}").expect("ours");
+    let altered = kvferry(&["doctor"], &[cache]);
+    let report = text(&altered.stdout);
+    assert!(of(&report, "MC_KVFERRY_MAX_GRID_BLOCKS").contains("default"), "{report}");
+    assert!(report.contains("is not used: it is not a profile"), "{report}");
+    assert!(report.contains("doctor --calibrate --device host"), "{report}");
 }

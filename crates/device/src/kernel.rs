@@ -10,15 +10,12 @@
     allow(dead_code, reason = "only backends that compile use most of it")
 )]
 
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::DirBuilderExt;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, open, openat};
-use rustix::process::geteuid;
 use sha2::{Digest, Sha256};
+
+use crate::private_file;
 
 /// The source of the copy kernel, for NVRTC and hipRTC.
 pub(crate) const SOURCE: &str = include_str!("../../../kernels/copy.cu");
@@ -143,16 +140,8 @@ impl Key {
     }
 
     fn load(&self, directory: &Path) -> io::Result<Vec<u8>> {
-        let directory = open_directory(directory)?;
-        // Not blocking, should the name be a pipe: it is refused below.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let file = openat(&directory, self.file_name.as_str(), flags, Mode::empty())?;
-        let stat = only_ours(file.as_fd())?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(refused("not a regular file"));
-        }
-        let mut bytes = Vec::new();
-        File::from(file).take(DIGEST_BYTES as u64 + MAX_CODE_BYTES).read_to_end(&mut bytes)?;
+        let most = DIGEST_BYTES as u64 + MAX_CODE_BYTES;
+        let bytes = private_file::read(directory, &self.file_name, most)?;
         match bytes.split_at_checked(DIGEST_BYTES) {
             Some((digest, code)) if digest == self.digest_with(code) => Ok(code.to_vec()),
             _ => Err(refused("its digest does not match")),
@@ -160,15 +149,7 @@ impl Key {
     }
 
     fn store(&self, directory: &Path, code: &[u8]) -> io::Result<()> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-        open_directory(directory)?;
-        // A rename shows other processes the whole file or none. What a crash may leave behind is
-        // caught by the digest, so nothing is synced.
-        let mut file = tempfile::Builder::new().prefix(".new-").tempfile_in(directory)?;
-        file.write_all(&self.digest_with(code))?;
-        file.write_all(code)?;
-        file.persist(directory.join(&self.file_name))?;
-        Ok(())
+        private_file::replace(directory, &self.file_name, &[&self.digest_with(code), code])
     }
 }
 
@@ -181,33 +162,17 @@ fn readable(text: &str) -> String {
     text.chars().take(32).map(keep).collect()
 }
 
-fn open_directory(path: &Path) -> io::Result<impl AsFd> {
-    let directory =
-        open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    only_ours(directory.as_fd())?;
-    Ok(directory)
-}
-
-/// Refuses what another user owns or may write. Judges the open file, not its name, which may
-/// mean something else a moment later.
-fn only_ours(fd: BorrowedFd<'_>) -> io::Result<Stat> {
-    let stat = fstat(fd)?;
-    if stat.st_uid != geteuid().as_raw() {
-        return Err(refused("it belongs to another user"));
-    }
-    if Mode::from_raw_mode(stat.st_mode).intersects(Mode::WGRP | Mode::WOTH) {
-        return Err(refused("others may write to it"));
-    }
-    Ok(stat)
-}
-
 fn refused(reason: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, reason)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use rustix::fs::FileType;
+    use rustix::process::geteuid;
 
     use super::*;
 
@@ -368,7 +333,8 @@ mod tests {
         symlink(&elsewhere, &file).unwrap();
         assert_eq!(cache.load("sm_90", "cubin"), None);
         fs::remove_file(&file).unwrap();
-        rustix::fs::mknodat(rustix::fs::CWD, &file, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &file, FileType::Fifo, rustix::fs::Mode::RUSR, 0)
+            .unwrap();
         assert_eq!(cache.load("sm_90", "cubin"), None);
     }
 

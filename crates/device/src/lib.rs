@@ -17,6 +17,7 @@ mod gpu_queue;
 mod host;
 mod kernel;
 pub mod load;
+pub mod private_file;
 mod queue;
 mod software;
 

@@ -1,9 +1,11 @@
-//! Every knob: its type, default, and what it accepts, in one place.
+//! Every knob: its type, default, and what it accepts, in one place. What a profile of a device may
+//! set instead of a default is in `profile.rs`.
 //!
 //! A value that is absent means the default. A value that is present and wrong is an error that
 //! names the knob, the value and the accepted form; a silent default would hide the mistake.
 
 use std::ffi::OsString;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -26,6 +28,8 @@ pub struct Config {
     pub high_priority: bool,
     /// Use the copy kernel where there is one. `MC_KVFERRY_KERNEL`.
     pub kernel: bool,
+    /// Refuse batches that the copy kernel should take where there is none. `MC_KVFERRY_STRICT`.
+    pub strict: bool,
     /// Every pair of devices proves itself before traffic uses it. `MC_KVFERRY_PROOF`.
     pub proof: bool,
     /// Most mappings of peers' allocations that are kept open while idle.
@@ -35,10 +39,17 @@ pub struct Config {
     pub stall_timeout: Duration,
     /// How long unregistering waits for batches. `MC_KVFERRY_UNREGISTER_TIMEOUT_SEC`.
     pub unregister_timeout: Duration,
-    /// Where compiled kernels are kept; `None` keeps none. `MC_KVFERRY_CACHE_DIR`.
+    /// Where compiled kernels and profiles of devices are kept; `None` keeps none.
+    /// `MC_KVFERRY_CACHE_DIR`.
     pub cache_directory: Option<PathBuf>,
     settings: Vec<Setting>,
 }
+
+// What knobs accept that a profile may set, too.
+pub(crate) const BATCH_MIN: RangeInclusive<u64> = 1..=1_000_000;
+pub(crate) const SMALL_MAX_BYTES: RangeInclusive<u64> = 0..=16 << 30;
+pub(crate) const TILE_BYTES: RangeInclusive<u64> = 256..=1 << 30;
+pub(crate) const MAX_GRID_BLOCKS: RangeInclusive<u64> = 1..=65_535;
 
 /// When lists are checked for destinations that overlap. Bounds are always checked before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +91,7 @@ pub struct Knob {
 pub const KNOBS: &[Knob] = &[
     Knob {
         name: "MC_KVFERRY_BATCH_MIN",
-        default: "16",
+        default: "2",
         accepts: "1 to 1000000",
         about: "fewer small pieces than this are copied one DMA each",
     },
@@ -127,6 +138,12 @@ pub const KNOBS: &[Knob] = &[
         about: "off copies everything by DMA",
     },
     Knob {
+        name: "MC_KVFERRY_STRICT",
+        default: "0",
+        accepts: "1 or 0 (on or off)",
+        about: "1 refuses a batch that the copy kernel should take on a device that has none; 0 copies it by DMA and says so once",
+    },
+    Knob {
         name: "MC_KVFERRY_PROOF",
         default: "on",
         accepts: "on or off (1 or 0)",
@@ -156,7 +173,7 @@ pub const KNOBS: &[Knob] = &[
         name: "MC_KVFERRY_CACHE_DIR",
         default: "$XDG_CACHE_HOME/kvferry or $HOME/.cache/kvferry",
         accepts: "an absolute path, or off",
-        about: "where compiled kernels are kept between runs",
+        about: "where compiled kernels and profiles of devices are kept between runs",
     },
 ];
 
@@ -178,6 +195,10 @@ pub enum Source {
     Default,
     /// The environment variable of that name.
     Environment,
+    /// A profile of the device, which `kvferry doctor --calibrate` made.
+    Profile,
+    /// The program that runs the engine: a field of [`Config`] that it changed.
+    Program,
 }
 
 /// A knob with a value that it does not accept.
@@ -211,25 +232,27 @@ impl Config {
     /// The first knob whose value is not accepted.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, KnobError> {
         let mut reader = Reader { lookup: &lookup, settings: Vec::with_capacity(KNOBS.len()) };
-        let within = |low: u64, high: u64| {
-            move |text: &str| number(text).filter(|n| (low..=high).contains(n))
+        let within = |range: RangeInclusive<u64>| {
+            move |text: &str| number(text).filter(|n| range.contains(n))
         };
         let sized =
-            |low: u64, high: u64| move |text: &str| size(text).filter(|n| (low..=high).contains(n));
+            |range: RangeInclusive<u64>| move |text: &str| size(text).filter(|n| range.contains(n));
         let seconds =
-            |low: u64| move |text: &str| within(low, 86_400)(text).map(Duration::from_secs);
+            |low: u64| move |text: &str| within(low..=86_400)(text).map(Duration::from_secs);
         Ok(Self {
-            batch_min: reader.read("MC_KVFERRY_BATCH_MIN", within(1, 1_000_000))? as usize,
-            small_max_bytes: reader.read("MC_KVFERRY_SMALL_MAX_BYTES", sized(0, 16 << 30))?,
-            tile_bytes: reader.read("MC_KVFERRY_TILE_BYTES", sized(256, 1 << 30))?,
-            max_grid_blocks: reader.read("MC_KVFERRY_MAX_GRID_BLOCKS", within(1, 65_535))? as u32,
+            batch_min: reader.read("MC_KVFERRY_BATCH_MIN", within(BATCH_MIN))? as usize,
+            small_max_bytes: reader.read("MC_KVFERRY_SMALL_MAX_BYTES", sized(SMALL_MAX_BYTES))?,
+            tile_bytes: reader.read("MC_KVFERRY_TILE_BYTES", sized(TILE_BYTES))?,
+            max_grid_blocks: reader.read("MC_KVFERRY_MAX_GRID_BLOCKS", within(MAX_GRID_BLOCKS))?
+                as u32,
             overlap_check: reader.read("MC_KVFERRY_OVERLAP_CHECK", OverlapCheck::parse)?,
-            streams: reader.read("MC_KVFERRY_STREAMS", within(1, 64))? as usize,
+            streams: reader.read("MC_KVFERRY_STREAMS", within(1..=64))? as usize,
             high_priority: reader
                 .read("MC_KVFERRY_STREAM_PRIORITY", choice(&["high"], &["normal"]))?,
             kernel: reader.read("MC_KVFERRY_KERNEL", choice(&["on", "1"], &["off", "0"]))?,
+            strict: reader.read("MC_KVFERRY_STRICT", choice(&["1", "on"], &["0", "off"]))?,
             proof: reader.read("MC_KVFERRY_PROOF", choice(&["on", "1"], &["off", "0"]))?,
-            max_mappings: reader.read("MC_KVFERRY_MAX_MAPPINGS", within(1, 1_000_000))? as usize,
+            max_mappings: reader.read("MC_KVFERRY_MAX_MAPPINGS", within(1..=1_000_000))? as usize,
             stall_timeout: reader.read("MC_KVFERRY_STALL_TIMEOUT_SEC", seconds(1))?,
             unregister_timeout: reader.read("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", seconds(0))?,
             cache_directory: reader.cache_directory()?,
@@ -237,14 +260,20 @@ impl Config {
         })
     }
 
-    /// Every knob's value and where it came from.
+    /// Every knob's value and where it came from, before profiles of devices.
     pub fn settings(&self) -> &[Setting] {
         &self.settings
+    }
+
+    /// Whether the environment sets the knob.
+    pub(crate) fn is_in_environment(&self, name: &str) -> bool {
+        let mut settings = self.settings.iter();
+        settings.any(|setting| setting.name == name && setting.source == Source::Environment)
     }
 }
 
 impl Default for Config {
-    /// All defaults; compiled kernels are not kept on disk.
+    /// All defaults; nothing is kept on disk, and no profile is read.
     fn default() -> Self {
         Self::from_lookup(|name| (name == CACHE).then(|| "off".into()))
             .expect("every default is accepted")
@@ -339,10 +368,10 @@ mod tests {
     #[test]
     fn defaults_are_the_ones_the_table_states() {
         let config = Config::default();
-        assert_eq!(config.batch_min, 16);
+        assert_eq!(config.batch_min, 2);
         assert_eq!(config.small_max_bytes, 4 << 20);
         assert_eq!(config.streams, 4);
-        assert!(config.kernel && config.high_priority && config.proof);
+        assert!(config.kernel && config.high_priority && config.proof && !config.strict);
         assert_eq!(config.max_mappings, 4096);
         let names: Vec<_> = config.settings().iter().map(|setting| setting.name).collect();
         assert_eq!(names, KNOBS.iter().map(|knob| knob.name).collect::<Vec<_>>());

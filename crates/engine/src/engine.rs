@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::mapping::MappingCache;
 use crate::plan::Op;
+use crate::profile::Tuning;
 use crate::registry::Registry;
 use crate::request::{Copies, Part, SubmitOptions};
 use crate::segment::{AllocationKey, Exports, Identity, Segment};
@@ -39,7 +40,7 @@ const SPIN: Duration = Duration::from_micros(30);
 const NAP: Duration = Duration::from_micros(50);
 
 impl Engine {
-    /// Opens a queue on each device.
+    /// Opens a queue on each device, with its profile if it has one.
     ///
     /// # Errors
     /// [`Error::Device`] if a device refuses its queue.
@@ -57,7 +58,7 @@ impl Engine {
         }))
     }
 
-    /// The knobs in force.
+    /// The knobs; what a device's profile changes is in [`Engine::tunings`].
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -65,6 +66,11 @@ impl Engine {
     /// The devices, in the order given.
     pub fn devices(&self) -> &[Arc<dyn Device>] {
         &self.devices
+    }
+
+    /// How copies run on each device, in the order of [`Engine::devices`].
+    pub fn tunings(&self) -> impl Iterator<Item = &Tuning> {
+        self.peer.tunings()
     }
 
     /// Which engine this is; a restarted one is another.

@@ -1,7 +1,7 @@
 use std::fmt::{self, Display};
 use std::time::Duration;
 
-use crate::batch::BatchId;
+use crate::batch::{BatchId, Path};
 
 /// Which end of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -447,6 +447,28 @@ pub enum Error {
         /// The peer's device.
         remote: String,
         /// What it said, or what failed.
+        reason: String,
+    },
+    /// The device has no copy kernel, and the batch has pieces that the kernel should take.
+    #[error(
+        "{device} would move this batch to or from {peer} by {path}, as it has no copy kernel: {reason} (MC_KVFERRY_STRICT=1 refuses that; MC_KVFERRY_KERNEL=off means it)"
+    )]
+    Fallback {
+        /// The device of the local end.
+        device: String,
+        /// The peer, or the peers.
+        peer: String,
+        /// What would move the bytes.
+        path: Path,
+        /// Why there is no kernel.
+        reason: String,
+    },
+    /// There is nothing to measure on a device without a copy kernel.
+    #[error("{device} has no copy kernel, and so nothing to calibrate: {reason}")]
+    NoKernel {
+        /// The device.
+        device: String,
+        /// Why there is none.
         reason: String,
     },
     /// No device of this engine has that identity.

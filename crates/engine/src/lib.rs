@@ -5,6 +5,7 @@
 
 mod batch;
 mod buffer;
+pub mod calibrate;
 mod config;
 mod devices;
 mod engine;
@@ -12,6 +13,7 @@ mod error;
 mod mapping;
 pub mod measure;
 mod plan;
+pub mod profile;
 mod proof;
 mod registry;
 mod request;
@@ -26,6 +28,7 @@ pub use devices::{BadDeviceName, DeviceName, open_device, visible_gpus};
 pub use engine::Engine;
 pub use error::{Error, FormError, FormPage, FormPiece, RangeError, Result, Side};
 pub use plan::{FormPieces, Op, Paged, Pages, Range, Strided};
+pub use profile::{Profile, Tuning};
 pub use proof::{Loan, Mismatch, Probe};
 pub use request::{Copies, Part, SubmitOptions};
 pub use segment::{

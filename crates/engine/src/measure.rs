@@ -31,7 +31,7 @@ pub fn bare_launches(
         return Ok(None);
     }
     let mut descriptors = vec![CopyDescriptor::default(); ranges.len()];
-    let mut pieces = plan.pieces(Want::Small, engine.peer().limits());
+    let mut pieces = plan.pieces(Want::Small);
     let mut count = 0;
     loop {
         if count == descriptors.len() {
@@ -47,16 +47,17 @@ pub fn bare_launches(
     if count == 0 {
         return Ok(None);
     }
+    let values = engine.peer().tuning(plan.device).values;
     let options = QueueOptions {
         ring_slots: 1,
         // One more than it holds, so that the queue sees the end without asking for another slot.
         slot_descriptors: count + 1,
         first_descriptors: count + 1,
         streams: 1,
-        max_grid_blocks: engine.config().max_grid_blocks,
+        max_grid_blocks: values.max_grid_blocks,
         high_priority: engine.config().high_priority,
         stall_timeout: engine.config().stall_timeout,
-        tile_bytes: engine.config().tile_bytes,
+        tile_bytes: values.tile_bytes,
     };
     let mut queue = Arc::clone(device).queue(&options)?;
     let completions = queue.completions();

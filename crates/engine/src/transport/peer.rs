@@ -5,6 +5,7 @@
 //! a GPU's there a GPU of this engine copies: host memory is page-locked for it in place, and seen
 //! at an address of its own. The processor never touches a GPU's memory.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -23,6 +24,7 @@ use crate::plan::{
     Want, Window, check_bounds, check_form_bounds, check_form_overlaps, check_overlaps,
     find_strides,
 };
+use crate::profile::{Tuning, Values};
 use crate::registry::{HostLock, Pin, Registry, Table};
 use crate::request::{Copies, Part, SubmitOptions};
 use crate::segment::AllocationKey;
@@ -39,9 +41,10 @@ const TURN: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Peer {
     lanes: Vec<Lane>,
-    limits: Limits,
-    batch_min: usize,
-    max_grid_blocks: u32,
+    /// Whether the kernel is wanted where there is one.
+    kernel: bool,
+    /// Whether to refuse what a kernel that is missing should take.
+    strict: bool,
     overlap_check: OverlapCheck,
     /// Memory of submissions that are not running now.
     scratch: Mutex<Vec<Scratches>>,
@@ -58,6 +61,9 @@ struct Scratches {
 #[derive(Debug)]
 struct Lane {
     device: Arc<dyn Device>,
+    tuning: Tuning,
+    /// Peers that a batch went to by a fallback.
+    fell_back: Mutex<HashSet<String>>,
     queue: Mutex<Box<dyn Queue>>,
     completions: Arc<dyn Completions>,
     /// Why nothing that runs will complete.
@@ -84,6 +90,8 @@ pub(crate) struct RangePlan<'a> {
     ranges: &'a [Range],
     place: Place,
     pub(crate) checked: Checked,
+    /// What it was checked with.
+    limits: Limits,
     extent: Extent,
     pub(crate) device: usize,
 }
@@ -181,15 +189,15 @@ struct Shift {
 
 impl RangePlan<'_> {
     /// The pieces of the list, as descriptors for the plan's device.
-    pub(crate) fn pieces(&self, want: Want, limits: &Limits) -> Pieces<'_> {
-        self.pieces_of(self.ranges, want, limits)
+    pub(crate) fn pieces(&self, want: Want) -> Pieces<'_> {
+        self.pieces_of(self.ranges, want)
     }
 
     /// The pieces of a part of the list.
-    fn pieces_of<'b>(&'b self, ranges: &'b [Range], want: Want, limits: &Limits) -> Pieces<'b> {
+    fn pieces_of<'b>(&'b self, ranges: &'b [Range], want: Want) -> Pieces<'b> {
         let (local, remote) = (&self.place.local.windows, self.place.remote.windows());
         let relocations = self.place.relocations();
-        Pieces::new(self.op, ranges, local, remote, relocations, want, &self.checked, limits)
+        Pieces::new(self.op, ranges, local, remote, relocations, want, &self.checked, &self.limits)
     }
 
     /// Runs that were found in the list, which is plain and so has one window a side.
@@ -276,6 +284,23 @@ impl Plan<'_> {
         }
     }
 
+    /// Whether the kernel, if there is one, has something to do. `strides` are those of the plan.
+    fn wants_kernel(&self, strides: &Strides, batch_min: u64) -> bool {
+        match self {
+            Self::Forms(plan) => !plan.copies.is_empty(),
+            Self::Ranges(plan) => {
+                !strides.runs.is_empty() || plan.checked.small as u64 >= batch_min
+            }
+        }
+    }
+
+    fn place(&self) -> &Place {
+        match self {
+            Self::Ranges(plan) => &plan.place,
+            Self::Forms(plan) => &plan.place,
+        }
+    }
+
     fn into_place(self) -> Place {
         match self {
             Self::Ranges(plan) => plan.place,
@@ -286,30 +311,34 @@ impl Plan<'_> {
 
 impl Peer {
     pub(crate) fn new(config: &Config, devices: &[Arc<dyn Device>]) -> Result<Self> {
-        let options = QueueOptions {
-            streams: config.streams,
-            max_grid_blocks: config.max_grid_blocks,
-            tile_bytes: config.tile_bytes,
-            high_priority: config.high_priority,
-            stall_timeout: config.stall_timeout,
-            ..QueueOptions::default()
-        };
-        let lane = |device: &Arc<dyn Device>| Lane::open(Arc::clone(device), &options);
+        let lane = |device: &Arc<dyn Device>| Lane::open(Arc::clone(device), config);
         Ok(Self {
             lanes: devices.iter().map(lane).collect::<Result<_>>()?,
-            limits: Limits {
-                small_max_bytes: config.small_max_bytes,
-                tile_bytes: config.tile_bytes,
-            },
+            kernel: config.kernel,
+            strict: config.strict,
             overlap_check: config.overlap_check,
-            batch_min: config.batch_min,
-            max_grid_blocks: config.max_grid_blocks,
             scratch: Mutex::default(),
         })
     }
 
-    pub(crate) fn limits(&self) -> &Limits {
-        &self.limits
+    pub(crate) fn tunings(&self) -> impl Iterator<Item = &Tuning> {
+        self.lanes.iter().map(|lane| &lane.tuning)
+    }
+
+    pub(crate) fn tuning(&self, device: usize) -> &Tuning {
+        &self.lanes[device].tuning
+    }
+
+    /// What is small and what is large for the device that a list begins on.
+    fn limits(&self, local: &Table, ranges: &[Range]) -> Limits {
+        let first = ranges.iter().find(|range| range.len > 0).map_or(0, |range| range.local);
+        let device = if local.windows.is_empty() { 0 } else { local.device_at(first) };
+        // An engine without devices has no regions, and refuses every list, whatever is small.
+        let none = Limits { small_max_bytes: u64::MAX, tile_bytes: u64::MAX };
+        self.lanes.get(device).map_or(none, |lane| {
+            let Values { small_max_bytes, tile_bytes, .. } = lane.tuning.values;
+            Limits { small_max_bytes, tile_bytes }
+        })
     }
 
     pub(crate) fn device(&self, index: usize) -> &Arc<dyn Device> {
@@ -406,8 +435,9 @@ impl Peer {
     ) -> Result<RangePlan<'a>> {
         let remote = RemoteWindows::of(target)?;
         let local = registry.table();
+        let limits = self.limits(&local, ranges);
         let (checked, extent) =
-            check_bounds(op, ranges, &local.windows, remote.windows(), &self.limits, scratch)?;
+            check_bounds(op, ranges, &local.windows, remote.windows(), &limits, scratch)?;
         if self.overlap_check == OverlapCheck::Before {
             check_overlaps(op, ranges, &extent, remote.is_direct(), scratch)?;
         }
@@ -420,7 +450,7 @@ impl Peer {
         })?;
         let device = self.executor(device, &remote, scratch, target)?;
         let place = self.place(scratch, registry, target, local, remote, device)?;
-        Ok(RangePlan { op, ranges, place, checked, extent, device })
+        Ok(RangePlan { op, ranges, place, checked, limits, extent, device })
     }
 
     fn plan_forms<'a, F: Form>(
@@ -588,13 +618,18 @@ impl Peer {
     ) -> Result<Submitted> {
         let device = plans.first().map_or(0, Plan::device);
         let lane = &self.lanes[device];
-        let kernel = !options.without_kernel
-            && lane.device.info().capabilities.contains(Capabilities::KERNEL);
+        let wanted = self.kernel && !options.without_kernel;
+        let kernel = wanted && lane.device.info().capabilities.contains(Capabilities::KERNEL);
+        let batch_min = lane.tuning.values.batch_min;
+        let mut parts = plans.iter().zip(strides);
+        if wanted && !kernel && parts.any(|(plan, strides)| plan.wants_kernel(strides, batch_min)) {
+            self.fall_back(lane, &plans)?;
+        }
         let bytes = plans.iter().map(Plan::bytes).sum();
         let mut loads: Vec<_> = plans
             .iter()
             .zip(strides)
-            .map(|(plan, strides)| self.load(plan, strides, kernel))
+            .map(|(plan, strides)| Self::load(plan, strides, kernel, batch_min))
             .collect();
         // Lists of ranges are interleaved in the launches that they share; forms are expanded by
         // launches of their own, which run side by side if each is small enough.
@@ -603,7 +638,8 @@ impl Peer {
         }
         let vendor = lane.device.info().vendor;
         let path = loads.iter().map(|load| load.path(vendor, kernel)).reduce(Path::and);
-        let max_grid_blocks = (self.max_grid_blocks / loads.len().max(1) as u32).max(1);
+        let max_grid_blocks =
+            (lane.tuning.values.max_grid_blocks / loads.len().max(1) as u32).max(1);
         let mut pending = Vec::with_capacity(loads.len());
         let mut failure = None;
         let mut queue = lane.lock();
@@ -644,7 +680,12 @@ impl Peer {
     }
 
     /// What a queue gets of one plan.
-    fn load<'b>(&'b self, plan: &'b Plan<'_>, strides: &'b Strides, kernel: bool) -> Load<'b> {
+    fn load<'a>(
+        plan: &'a Plan<'_>,
+        strides: &'a Strides,
+        kernel: bool,
+        batch_min: u64,
+    ) -> Load<'a> {
         let plan = match plan {
             Plan::Forms(plan) => {
                 return Load { compact: plan.copies.clone(), ..Load::default() };
@@ -652,7 +693,7 @@ impl Peer {
             Plan::Ranges(plan) => plan,
         };
         if !strides.runs.is_empty() {
-            let rest = Rest { plan, limits: &self.limits, slices: strides.rest.iter(), now: None };
+            let rest = Rest { plan, slices: strides.rest.iter(), now: None };
             let compact = plan.compact(strides).collect();
             let pieces: Box<dyn CopySource> = match strides.rest.is_empty() {
                 true => nothing(),
@@ -663,23 +704,45 @@ impl Peer {
         let Checked { small, large, .. } = plan.checked;
         if !kernel {
             // The queue makes every descriptor a DMA.
-            let pieces = Box::new(plan.pieces(Want::All, &self.limits));
+            let pieces = Box::new(plan.pieces(Want::All));
             return Load { pieces, has_pieces: true, ..Load::default() };
         }
         // A few small pieces are quicker as DMAs than as a launch.
-        let small_by_kernel = small >= self.batch_min;
+        let small_by_kernel = small as u64 >= batch_min;
         let (want, count) =
             if small_by_kernel { (Want::Large, large) } else { (Want::All, large + small) };
         let mut large = vec![CopyDescriptor::default(); count];
         if count > 0 {
-            let filled = plan.pieces(want, &self.limits).fill(&mut large);
+            let filled = plan.pieces(want).fill(&mut large);
             debug_assert_eq!(filled, count);
         }
         let pieces: Box<dyn CopySource> = match small_by_kernel {
-            true => Box::new(plan.pieces(Want::Small, &self.limits)),
+            true => Box::new(plan.pieces(Want::Small)),
             false => nothing(),
         };
         Load { pieces, has_pieces: small_by_kernel, compact: Vec::new(), large }
+    }
+
+    /// Refuses plans that the kernel should take on a device without one, or says once per peer
+    /// that they go another way.
+    fn fall_back(&self, lane: &Lane, plans: &[Plan<'_>]) -> Result<()> {
+        let info = lane.device.info();
+        let path = Load::default().path(info.vendor, false);
+        let peers = plans.iter().map(|plan| plan.place().target.name());
+        if self.strict {
+            let (device, reason) = (info.to_string(), info.kernel.clone());
+            let mut peers: Vec<_> = peers.collect();
+            peers.dedup();
+            return Err(Error::Fallback { device, peer: peers.join(", "), path, reason });
+        }
+        let mut fell_back = lane.fell_back.lock().unwrap_or_else(PoisonError::into_inner);
+        for peer in peers {
+            if !fell_back.contains(peer) {
+                fell_back.insert(peer.to_owned());
+                tracing::warn!(device = %info, peer, %path, reason = info.kernel, "no copy kernel: batches that it should take go a slower way");
+            }
+        }
+        Ok(())
     }
 
     /// Whether all that is waited for has ended. Does not block, and asks the driver only now and
@@ -816,7 +879,6 @@ impl CopySource for Interleaved<'_> {
 /// The pieces of a list that lie in none of its runs.
 struct Rest<'a> {
     plan: &'a RangePlan<'a>,
-    limits: &'a Limits,
     slices: std::slice::Iter<'a, std::ops::Range<usize>>,
     now: Option<Pieces<'a>>,
 }
@@ -832,17 +894,28 @@ impl CopySource for Rest<'_> {
             }
             let Some(slice) = self.slices.next() else { return 0 };
             let ranges = &self.plan.ranges[slice.clone()];
-            self.now = Some(self.plan.pieces_of(ranges, Want::Small, self.limits));
+            self.now = Some(self.plan.pieces_of(ranges, Want::Small));
         }
     }
 }
 
 impl Lane {
-    fn open(device: Arc<dyn Device>, options: &QueueOptions) -> Result<Self> {
-        let queue = Arc::clone(&device).queue(options)?;
+    fn open(device: Arc<dyn Device>, config: &Config) -> Result<Self> {
+        let tuning = Tuning::of_device(config, device.info());
+        let options = QueueOptions {
+            streams: config.streams,
+            max_grid_blocks: tuning.values.max_grid_blocks,
+            tile_bytes: tuning.values.tile_bytes,
+            high_priority: config.high_priority,
+            stall_timeout: config.stall_timeout,
+            ..QueueOptions::default()
+        };
+        let queue = Arc::clone(&device).queue(&options)?;
         let completions = queue.completions();
         Ok(Self {
             device,
+            tuning,
+            fell_back: Mutex::default(),
             queue: Mutex::new(queue),
             completions,
             lost: OnceLock::new(),

@@ -1,0 +1,209 @@
+//! Where there is no copy kernel, its pieces go by DMA: never in silence, and not at all if the
+//! operator says so.
+
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kvferry_device::sim::{SimOptions, sim};
+use kvferry_device::{Device, DeviceUuid, Export};
+use kvferry_engine::{
+    AllocationKey, BatchStatus, Buffer, Config, Copies, Engine, Error, Exports, ExportsError,
+    Mismatch, Op, Part, Path, Probe, Range, State, Strided, SubmitOptions, Target,
+};
+
+const LONG: Duration = Duration::from_secs(60);
+const BYTES: u64 = 1 << 20;
+
+/// No exports: for targets in this process, whose memory is used directly.
+#[derive(Debug)]
+struct NoExports;
+
+impl Exports for NoExports {
+    fn fetch(&self, _: AllocationKey) -> Result<Export, ExportsError> {
+        Err("nothing may ask for an export here".into())
+    }
+
+    fn probe(&self, _: DeviceUuid) -> Result<Probe, ExportsError> {
+        Err("nothing may ask for a proof here".into())
+    }
+
+    fn prove(&self, _: AllocationKey, _: u64) -> Result<Option<Mismatch>, ExportsError> {
+        Err("nothing may ask for a verdict here".into())
+    }
+}
+
+/// An engine that copies between two memories of one simulated GPU.
+struct Loop {
+    engine: Arc<Engine>,
+    local: Buffer,
+    remote: Buffer,
+}
+
+impl Loop {
+    fn new(has_kernel: bool, knobs: &[(&str, &str)]) -> Self {
+        let lookup = |asked: &str| match asked {
+            "MC_KVFERRY_CACHE_DIR" => Some("off".into()),
+            _ => knobs.iter().find(|(name, _)| *name == asked).map(|(_, value)| value.into()),
+        };
+        let config = Config::from_lookup(lookup).expect("good knobs");
+        let options = SimOptions { kernel: has_kernel, ..SimOptions::default() };
+        let device: Arc<dyn Device> = sim(&options).expect("always there").0;
+        let engine = Engine::new(config, vec![Arc::clone(&device)]).expect("an engine");
+        let local = engine.allocate(&device, BYTES).expect("memory");
+        let remote = engine.allocate(&device, BYTES).expect("memory");
+        Self { engine, local, remote }
+    }
+
+    fn target(&self, name: &str) -> Target {
+        let segment = self.engine.segment();
+        self.engine.open(name, segment, Arc::new(NoExports)).expect("opens")
+    }
+
+    fn ranges(&self, count: u64, len: u64) -> Vec<Range> {
+        let range = |at: u64| Range {
+            local: self.local.addr() + at * 2 * len,
+            // Not at one distance, so that no stride is found.
+            remote: self.remote.addr() + at * 2 * len + at % 2,
+            len,
+        };
+        (0..count).map(range).collect()
+    }
+
+    fn submit(
+        &self,
+        target: &Target,
+        copies: Copies<'_>,
+        options: &SubmitOptions,
+    ) -> Result<BatchStatus, Error> {
+        let part = Part { target, op: Op::Write, copies };
+        let id = self.engine.submit_parts(&[part], options)?;
+        let status = self.engine.wait(id, LONG).expect("known");
+        assert_eq!(status.state, State::Completed);
+        Ok(status)
+    }
+}
+
+/// The lines that are logged while `what` runs.
+fn logged(what: impl FnOnce()) -> Vec<String> {
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("no panic").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::WARN)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    tracing::subscriber::with_default(subscriber, what);
+    let bytes = lines.0.lock().expect("no panic").clone();
+    String::from_utf8(bytes).expect("text").lines().map(String::from).collect()
+}
+
+#[test]
+fn the_first_fallback_to_each_peer_is_logged_with_its_reason_and_every_batch_says_its_path() {
+    let a_loop = Loop::new(false, &[]);
+    let (one, other) = (a_loop.target("prefill"), a_loop.target("decode"));
+    let ranges = a_loop.ranges(40, 512);
+    let forms = [Strided {
+        local: a_loop.local.addr(),
+        remote: a_loop.remote.addr(),
+        local_stride: 1024,
+        remote_stride: 2048,
+        len: 512,
+        count: 100,
+    }];
+    let lines = logged(|| {
+        for target in [&one, &one, &other, &one] {
+            for copies in [Copies::Ranges(&ranges), Copies::Strided(&forms)] {
+                let status = a_loop.submit(target, copies, &SubmitOptions::default());
+                assert_eq!(status.expect("submits").path, Path::Dma);
+            }
+        }
+    });
+    assert_eq!(lines.len(), 2, "{lines:#?}");
+    for (line, peer) in lines.iter().zip(["prefill", "decode"]) {
+        for word in ["WARN", peer, "sim:0", "dma", "no compiler"] {
+            assert!(line.contains(word), "{word} in {line}");
+        }
+    }
+}
+
+#[test]
+fn strict_refuses_a_fallback_with_its_path_and_its_reason_and_nothing_moves() {
+    let a_loop = Loop::new(false, &[("MC_KVFERRY_STRICT", "1")]);
+    let target = a_loop.target("decode");
+    let ranges = a_loop.ranges(2, 512);
+    let forms = [Strided {
+        local: a_loop.local.addr(),
+        remote: a_loop.remote.addr(),
+        local_stride: 512,
+        remote_stride: 512,
+        len: 512,
+        count: 1,
+    }];
+    a_loop.local.write(0, &[7; 4096]).expect("writes");
+    a_loop.remote.write(0, &[9; 4096]).expect("writes");
+    let lines = logged(|| {
+        for copies in [Copies::Ranges(&ranges), Copies::Strided(&forms)] {
+            let refused = a_loop.submit(&target, copies, &SubmitOptions::default());
+            let expected = Error::Fallback {
+                device: "sim:0".into(),
+                peer: "decode".into(),
+                path: Path::Dma,
+                reason: "none: no compiler".into(),
+            };
+            assert_eq!(refused, Err(expected));
+        }
+    });
+    assert!(lines.is_empty(), "{lines:#?}");
+    let mut bytes = [0; 4096];
+    a_loop.remote.read(0, &mut bytes).expect("reads");
+    assert_eq!(bytes, [9; 4096]);
+    // What was refused holds nothing.
+    let addr = a_loop.local.addr();
+    assert_eq!(a_loop.engine.unregister(addr), Ok(()));
+}
+
+#[test]
+fn a_choice_of_dma_is_no_fallback_and_neither_refused_nor_logged() {
+    let without_kernel = SubmitOptions { without_kernel: true, ..SubmitOptions::default() };
+    let strict = ("MC_KVFERRY_STRICT", "1");
+    let cases: [(&str, &[(&str, &str)], u64, u64, &SubmitOptions); 4] = [
+        ("few", &[("MC_KVFERRY_BATCH_MIN", "16")], 15, 512, &SubmitOptions::default()),
+        ("large", &[("MC_KVFERRY_SMALL_MAX_BYTES", "1K")], 40, 4096, &SubmitOptions::default()),
+        ("asked for", &[], 40, 512, &without_kernel),
+        ("off", &[("MC_KVFERRY_KERNEL", "off")], 40, 512, &SubmitOptions::default()),
+    ];
+    for (name, knobs, count, len, options) in cases {
+        let knobs: Vec<_> = knobs.iter().copied().chain([strict]).collect();
+        let lines = logged(|| {
+            let a_loop = Loop::new(false, &knobs);
+            let ranges = a_loop.ranges(count, len);
+            let target = a_loop.target("decode");
+            let status = a_loop.submit(&target, Copies::Ranges(&ranges), options);
+            assert_eq!(status.map(|status| status.path), Ok(Path::Dma), "{name}");
+        });
+        assert!(lines.is_empty(), "{name}: {lines:#?}");
+    }
+}
+
+#[test]
+fn strict_takes_nothing_from_a_device_with_a_kernel_and_kernel_off_keeps_it_from_launching() {
+    for (kernel, path) in [("on", Path::Kernel), ("off", Path::Dma)] {
+        let a_loop = Loop::new(true, &[("MC_KVFERRY_STRICT", "1"), ("MC_KVFERRY_KERNEL", kernel)]);
+        let ranges = a_loop.ranges(2, 512);
+        let target = a_loop.target("decode");
+        let status = a_loop.submit(&target, Copies::Ranges(&ranges), &SubmitOptions::default());
+        assert_eq!(status.map(|status| status.path), Ok(path));
+    }
+}
