@@ -272,7 +272,7 @@ mod tests {
             [(70, 300, 33), (8, 17, 21), (200, 100, 64), (3, 164, 1), (120, 340, 48), (20, 40, 8)]
                 .map(|(source, destination, len)| Piece { source, destination, len })
                 .to_vec();
-        Layout { pieces, source_bytes: 300, destination_bytes: 400 }
+        Layout::new(pieces, 300, 400)
     }
 
     /// The destination after the copies of `pieces`, as the patterns lay it out.
