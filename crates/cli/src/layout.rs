@@ -486,8 +486,9 @@ pub(crate) mod tests {
         assert_eq!(layout.pieces.len(), 28 * 2 * 3 * 16);
         assert_eq!(layout.bytes(), 3 * 16 * model.bytes_per_token().unwrap() / 4);
         assert_sound(&layout, "qwen2.5-7b 2/4");
-        for (index, piece) in layout.pieces.iter().enumerate() {
-            assert_eq!((piece.len, (piece.destination - RESERVE) % 1024), (256, 256), "{index}");
+        assert!(layout.pieces.iter().all(|piece| piece.len == 256));
+        for piece in &layout.pieces[..3 * 16] {
+            assert_eq!((piece.destination - RESERVE) % 1024, 256, "the second of four rows");
         }
         for page in layout.pieces.chunks(16) {
             for rows in page.windows(2) {

@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use clap::Args;
@@ -19,7 +20,7 @@ use crate::case::{Direction, Work};
 use crate::forms::{Ends, Form, Request};
 use crate::interference::{LoadName, Pace, WindowRan, window};
 use crate::layout::Layout;
-use crate::pattern::{Verifier, guard_fill, source_fill};
+use crate::pattern::{Verifier, guard_fill, source_fill, threads};
 use crate::soak::{self, Health};
 use crate::transfer::{Mover, Ran, Times, memory, nanoseconds, op};
 
@@ -262,14 +263,25 @@ impl Worker {
             Side::Source => source_fill,
             Side::Destination => guard_fill,
         };
-        let mut chunk = vec![0; CHUNK.min(bytes) as usize];
-        let mut offset = 0;
-        while offset < bytes {
-            let part = &mut chunk[..CHUNK.min(bytes - offset) as usize];
-            fill(offset, part, seed);
-            buffer.write(offset, part)?;
-            offset += part.len() as u64;
-        }
+        let next = AtomicU64::new(0);
+        let fill_chunks = || -> Result<(), Failure> {
+            let mut chunk = vec![0; CHUNK.min(bytes) as usize];
+            loop {
+                let offset = next.fetch_add(CHUNK, Ordering::Relaxed);
+                if offset >= bytes {
+                    return Ok(());
+                }
+                let part = &mut chunk[..CHUNK.min(bytes - offset) as usize];
+                fill(offset, part, seed);
+                buffer.write(offset, part)?;
+            }
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads()).map(|_| scope.spawn(fill_chunks)).collect();
+            threads.into_iter().try_for_each(|thread| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
+        })?;
         Ok(Answer::Filled)
     }
 
