@@ -61,7 +61,7 @@ impl Kind {
                 Ok(Opened { device, beside: None, control: None })
             }
             #[cfg(not(feature = "cuda"))]
-            Self::Cuda => unreachable!("no test asks for it"),
+            Self::Cuda => unreachable!("no test asks for it: {config:?}"),
             Self::HostBesideSim => Self::Sim.open(config)?.behind_host_memory(),
             Self::HostBesideCuda => Self::Cuda.open(config)?.behind_host_memory(),
         }
