@@ -2,7 +2,7 @@
 //! simulated GPU have in common. Work is deferred: a thread of the device runs it later, as a GPU
 //! would.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -204,17 +204,17 @@ struct Shared {
 struct State {
     streams: Vec<VecDeque<Work>>,
     free_streams: Vec<usize>,
-    events: Vec<EventState>,
+    /// Of each event, its last record; 0 is none.
+    events: Vec<u64>,
     free_events: Vec<usize>,
+    /// Records are numbered over all events and streams.
+    last_record: u64,
+    /// Those that have not been reached. An event may be recorded again, in another stream, while
+    /// something still waits for its record before, so each is told apart.
+    pending: BTreeSet<u64>,
     next: usize,
     held: bool,
     stop: bool,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct EventState {
-    recorded: u64,
-    fired: u64,
 }
 
 #[derive(Debug)]
@@ -231,13 +231,11 @@ enum Work {
         value: u32,
     },
     Record {
-        event: usize,
-        ticket: u64,
+        record: u64,
     },
-    /// Holds its stream until the event has fired as often.
+    /// Holds its stream until the record is reached.
     Wait {
-        event: usize,
-        ticket: u64,
+        record: u64,
     },
 }
 
@@ -267,7 +265,7 @@ impl Executor {
     pub(crate) fn create_event(&self) -> usize {
         let mut state = self.shared.state();
         state.free_events.pop().unwrap_or_else(|| {
-            state.events.push(EventState::default());
+            state.events.push(0);
             state.events.len() - 1
         })
     }
@@ -278,21 +276,20 @@ impl Executor {
 
     pub(crate) fn record(&self, event: usize, stream: usize) {
         let mut state = self.shared.state();
-        state.events[event].recorded += 1;
-        let ticket = state.events[event].recorded;
-        self.shared.push(state, stream, Work::Record { event, ticket });
+        let record = state.record(event);
+        self.shared.push(state, stream, Work::Record { record });
     }
 
     pub(crate) fn fired(&self, event: usize) -> bool {
-        let EventState { recorded, fired } = self.shared.state().events[event];
-        fired >= recorded
+        let state = self.shared.state();
+        !state.pending.contains(&state.events[event])
     }
 
     /// Later work of the stream waits for what the event was recorded behind.
     pub(crate) fn wait(&self, stream: usize, event: usize) {
         let state = self.shared.state();
-        let ticket = state.events[event].recorded;
-        self.shared.push(state, stream, Work::Wait { event, ticket });
+        let record = state.events[event];
+        self.shared.push(state, stream, Work::Wait { record });
     }
 
     /// # Safety
@@ -329,7 +326,8 @@ impl Executor {
     #[cfg(feature = "testing")]
     pub(crate) fn fire(&self, event: usize) {
         let mut state = self.shared.state();
-        state.events[event].fired = state.events[event].recorded;
+        let record = state.events[event];
+        state.pending.remove(&record);
         drop(state);
         self.shared.work.notify_one();
     }
@@ -337,7 +335,7 @@ impl Executor {
     /// Makes an event that fires only by [`Executor::fire`].
     #[cfg(feature = "testing")]
     pub(crate) fn arm(&self, event: usize) {
-        self.shared.state().events[event].recorded += 1;
+        self.shared.state().record(event);
     }
 
     /// Whether a stream has nothing to start.
@@ -385,8 +383,8 @@ impl Shared {
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
-            if let Work::Record { event, ticket } = work {
-                state.events[event].fired = state.events[event].fired.max(ticket);
+            if let Work::Record { record } = work {
+                state.pending.remove(&record);
                 continue;
             }
             drop(state);
@@ -399,6 +397,14 @@ impl Shared {
 }
 
 impl State {
+    /// Gives the event a new record that is not reached yet.
+    fn record(&mut self, event: usize) -> u64 {
+        self.last_record += 1;
+        self.events[event] = self.last_record;
+        self.pending.insert(self.last_record);
+        self.last_record
+    }
+
     /// The next piece of work, taking turns between streams; a stream that waits is passed over.
     fn take_work(&mut self) -> Option<Work> {
         if self.held {
@@ -407,8 +413,8 @@ impl State {
         let streams = self.streams.len();
         for step in 0..streams {
             let stream = (self.next + step) % streams;
-            while let Some(&Work::Wait { event, ticket }) = self.streams[stream].front() {
-                if self.events[event].fired < ticket {
+            while let Some(Work::Wait { record }) = self.streams[stream].front() {
+                if self.pending.contains(record) {
                     break;
                 }
                 self.streams[stream].pop_front();
@@ -477,4 +483,35 @@ unsafe fn run_copy(CopyDescriptor { src, dst, len }: CopyDescriptor) {
     // SAFETY: the caller's contract. Addresses are host pointers that a mapping or an allocation
     // exposed; nothing in this process holds a reference to those bytes.
     unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, len as usize) }
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_for_the_record_it_was_made_for_though_the_event_is_recorded_again_elsewhere() {
+        let executor = Executor::new("test".into()).expect("a thread");
+        let [slow, quick, waiting] = [(); 3].map(|()| executor.create_stream());
+        let [gate, event, end, quick_end] = [(); 4].map(|()| executor.create_event());
+        executor.arm(gate);
+        executor.wait(slow, gate);
+        executor.record(event, slow);
+        executor.wait(waiting, event);
+        executor.record(end, waiting);
+        executor.record(event, quick);
+        executor.record(quick_end, quick);
+        let reached = |event| {
+            while !executor.fired(event) {
+                std::thread::yield_now();
+            }
+        };
+        reached(quick_end);
+        // A turn of the waiting stream, should it have one.
+        executor.record(quick_end, quick);
+        reached(quick_end);
+        assert!(!executor.fired(end), "the slow stream has not come to its record");
+        executor.fire(gate);
+        reached(end);
+    }
 }
