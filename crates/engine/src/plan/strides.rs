@@ -214,8 +214,9 @@ mod tests {
     fn no_run_that_counts_is_passed_over_wherever_it_begins() {
         // Random neighbours, and runs too short to count.
         for short in [1, 2, 3, 5, 40] {
-            let odd =
-                |at: u64| list((at * at << 12, 1 << 40 | at * 37 % 101 << 12), 8, short, (8, 16));
+            let odd = |at: u64| {
+                list((at * at * 4096, (1 << 40) + at * 37 % 101 * 4096), 8, short, (8, 16))
+            };
             let before: Vec<Range> = (1..=200).flat_map(odd).take(200).collect();
             for count in 0..before.len() {
                 let odd = before[before.len() - count..].to_vec();
