@@ -67,6 +67,8 @@ transport_conformance! {
         ranges_that_the_peer_did_not_register_are_refused_by_index
         memory_that_the_peer_withdrew_is_refused
         both_processes_move_both_ways_at_the_same_time
+        compact_forms_move_what_their_pieces_would
+        one_batch_for_several_peers_reaches_each_whole
     }
     alone {
         threads_that_race_to_the_first_use_all_succeed
@@ -88,10 +90,14 @@ transport_conformance! {
         chunks_that_are_replaced_are_never_read_stale
         memory_that_cannot_be_shared_is_refused_at_registration_with_the_remedy
         a_gpu_reads_and_writes_host_memory_of_another_process
+        host_and_gpu_memory_of_two_processes_are_copied_both_ways_whichever_end_is_which
+        host_memory_without_a_gpu_and_a_gpu_there_are_refused_by_name
         a_peer_without_descriptors_says_so_and_serves_when_it_has_some
         an_opener_without_descriptors_says_so_and_opens_when_it_has_some
     }
-    alone {}
+    alone {
+        a_transfer_waits_for_the_applications_stream
+    }
 }
 
 // What only a real GPU has.

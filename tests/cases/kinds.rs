@@ -166,6 +166,56 @@ pub(crate) fn a_gpu_reads_and_writes_host_memory_of_another_process(
     }
 }
 
+pub(crate) fn host_and_gpu_memory_of_two_processes_are_copied_both_ways_whichever_end_is_which(
+    kind: Kind,
+    random: &mut SmallRng,
+) {
+    // H13, B18. Each layout moves both ways and by either side.
+    let host = kind.behind_host_memory();
+    for (here, there) in [(host, host), (host, kind), (kind, kind), (kind, host)] {
+        let mut pair = Pair::of(here, there, &[]);
+        // The few go by DMA, the others to the kernel.
+        for layout in [
+            Layout::Mixed { count: 6, seed: random.random() },
+            Layout::Mixed { count: 300, seed: random.random() },
+            Layout::Scattered { count: 3000, len: 1, seed: random.random() },
+        ] {
+            println!("{here:?} with {there:?}");
+            pair.moves_all_ways(&layout, random);
+        }
+        let across = (here == host) != (there == host);
+        if here == Kind::HostBesideSim {
+            let control = control(&pair.here);
+            assert_eq!(control.calls("map_host") > 0, across, "who copies");
+            assert_eq!(control.live(Live::HostMappings), 0, "all memory was freed");
+        }
+        pair.here.peer().refresh().expect("it answers");
+        assert_eq!(pair.target().open_count(), 0);
+    }
+}
+
+pub(crate) fn host_memory_without_a_gpu_and_a_gpu_there_are_refused_by_name(
+    kind: Kind,
+    random: &mut SmallRng,
+) {
+    let mut pair = Pair::of(Kind::Host, kind, &[]);
+    let (ours, theirs) = (random.random(), random.random());
+    let (local, remote) = (pair.here.filled(LEN, ours), pair.there.filled(LEN, theirs));
+    pair.here.peer().refresh().expect("it answers");
+    // One GPU has one identity in both processes.
+    let gpu = Side::start(kind, None).expect("a side").device.info().uuid.to_string();
+    for op in [Op::Write, Op::Read] {
+        let all = Range { local, remote, len: LEN };
+        let refused = pair.here.run(pair.target(), op, &[all]);
+        let Err(Error::Unreachable { device, remote, .. }) = &refused else {
+            panic!("{refused:?}")
+        };
+        assert_eq!((&**device, remote), ("host:0", &gpu));
+    }
+    pair.here.verify(local, Image::untouched(ours));
+    pair.there.verify(remote, Image::untouched(theirs));
+}
+
 pub(crate) fn a_peer_without_descriptors_says_so_and_serves_when_it_has_some(
     kind: Kind,
     random: &mut SmallRng,

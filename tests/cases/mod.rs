@@ -2,6 +2,7 @@
 
 mod bytes;
 mod ends;
+mod forms;
 mod kinds;
 mod mappings;
 mod proofs;
@@ -21,6 +22,7 @@ use crate::peer_process::{
 
 pub(crate) use bytes::*;
 pub(crate) use ends::*;
+pub(crate) use forms::*;
 pub(crate) use kinds::*;
 pub(crate) use mappings::*;
 pub(crate) use proofs::*;

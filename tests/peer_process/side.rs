@@ -11,6 +11,7 @@ use std::time::Duration;
 use kvferry::device::{Device, Export, Memory};
 use kvferry::node::{Node, NodeOptions, Peer};
 use kvferry::{Buffer, Config, Engine, Error, Op, Range, State, Target};
+use kvferry_device::conformance::ApplicationStream;
 use kvferry_device::sim::{Live, SimControl, SimOptions, sim};
 use kvferry_device::testing::{ChunkKind, ChunkedMemory};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -29,28 +30,56 @@ pub(crate) enum Kind {
     Host,
     Sim,
     Cuda,
+    /// Host memory, with a simulated GPU beside.
+    HostBesideSim,
+    /// Host memory, with a GPU beside.
+    HostBesideCuda,
 }
 
 /// A device, and what makes it misbehave if it is simulated.
 pub(crate) struct Opened {
     device: Arc<dyn Device>,
+    /// Another device of the same engine, which no case allocates on.
+    beside: Option<Arc<dyn Device>>,
     control: Option<Arc<SimControl>>,
 }
 
 impl Kind {
-    pub(crate) fn open(self, _config: &Config) -> kvferry::device::Result<Opened> {
+    pub(crate) fn open(self, config: &Config) -> kvferry::device::Result<Opened> {
         match self {
-            Self::Host => Ok(Opened { device: kvferry_device::host()?, control: None }),
-            Self::Sim => sim(&SimOptions::default())
-                .map(|(device, control)| Opened { device, control: Some(control) }),
+            Self::Host => {
+                Ok(Opened { device: kvferry_device::host()?, beside: None, control: None })
+            }
+            Self::Sim => sim(&SimOptions::default()).map(|(device, control)| Opened {
+                device,
+                beside: None,
+                control: Some(control),
+            }),
             #[cfg(feature = "cuda")]
             Self::Cuda => {
-                let device = kvferry::open_device(kvferry::DeviceName::Cuda(0), _config)?;
-                Ok(Opened { device, control: None })
+                let device = kvferry::open_device(kvferry::DeviceName::Cuda(0), config)?;
+                Ok(Opened { device, beside: None, control: None })
             }
             #[cfg(not(feature = "cuda"))]
             Self::Cuda => unreachable!("no test asks for it"),
+            Self::HostBesideSim => Self::Sim.open(config)?.behind_host_memory(),
+            Self::HostBesideCuda => Self::Cuda.open(config)?.behind_host_memory(),
         }
+    }
+
+    /// Host memory with a GPU of this kind beside.
+    pub(crate) fn behind_host_memory(self) -> Self {
+        match self {
+            Self::Sim => Self::HostBesideSim,
+            Self::Cuda => Self::HostBesideCuda,
+            _ => unreachable!("no GPU: {self:?}"),
+        }
+    }
+}
+
+impl Opened {
+    fn behind_host_memory(self) -> kvferry::device::Result<Self> {
+        Ok(Self { device: kvferry_device::host()?, beside: Some(self.device), ..self })
     }
 }
 
@@ -249,8 +278,9 @@ impl Side {
         knobs: &[(&str, &str)],
     ) -> Result<Self, Failure> {
         let config = config_with(knobs);
-        let Opened { device, control } = kind.open(&config)?;
-        let engine = Engine::new(config, vec![Arc::clone(&device)])?;
+        let Opened { device, beside, control } = kind.open(&config)?;
+        let devices = [Some(Arc::clone(&device)), beside].into_iter().flatten().collect();
+        let engine = Engine::new(config, devices)?;
         let mut options = NodeOptions::default();
         options.listen = listen.unwrap_or(options.listen);
         let node = Node::start(Arc::clone(&engine), &options)?;
@@ -267,6 +297,24 @@ impl Side {
             State::Failed(error) => Err(error),
             _ => Ok(()),
         }
+    }
+
+    /// A stream of an application's on this side's GPU.
+    pub(crate) fn application_stream(&self) -> Box<dyn ApplicationStream> {
+        match (&self.control, self.kind) {
+            (Some(control), _) => Box::new(control.stream()),
+            #[cfg(feature = "cuda")]
+            (_, Kind::Cuda) => {
+                Box::new(kvferry_device::cuda::application_stream(0).expect("a stream"))
+            }
+            _ => unreachable!("host memory has no streams"),
+        }
+    }
+
+    /// Reads memory of this side that no transfer uses.
+    pub(crate) fn read(&self, addr: u64, bytes: &mut [u8]) {
+        // SAFETY: the cases read inside what they hold, after the transfers ended.
+        unsafe { self.device.read(addr, bytes) }.expect("reads");
     }
 
     /// The other side, after `Order::Open`.

@@ -120,7 +120,7 @@ impl<'a> CompactCopy<'a> {
             end.addr | row | layer | page
         };
         let words = (self.len / WORD).checked_mul(u64::from(self.rows));
-        (of(&self.src) | of(&self.dst) | self.len) % WORD == 0
+        (of(&self.src) | of(&self.dst) | self.len).is_multiple_of(WORD)
             && words.is_some_and(|words| words < MOST_UNITS)
     }
 
@@ -259,6 +259,24 @@ impl Rows {
 }
 
 impl CompactDescriptor {
+    /// Its bytes, as words.
+    #[cfg(feature = "testing")]
+    pub(crate) fn words(&self) -> [u64; 14] {
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let &Self { src, dst, len, rows, layers, tile, row_units, layer_units, end, .. } = self;
+        let &Self { src_row, dst_row, src_layer, dst_layer, src_page, dst_page, .. } = self;
+        let (lists, counts) =
+            ([self.src_pages, self.dst_pages], [pair(rows, layers), pair(tile, row_units)]);
+        let mut words = [0; 14];
+        words[..9].copy_from_slice(&[
+            src, dst, len, src_row, dst_row, src_layer, dst_layer, src_page, dst_page,
+        ]);
+        words[9..11].copy_from_slice(&lists);
+        words[11..13].copy_from_slice(&counts);
+        words[13] = pair(layer_units, end);
+        words
+    }
+
     /// The copies of one of its units, as the kernel makes them: for devices that are no GPU.
     ///
     /// # Safety

@@ -24,10 +24,10 @@ use crate::device::{Allocation, Capabilities, Device, DeviceInfo, DeviceUuid, Ex
 use crate::driver::{Driver, Pinned, Rows};
 use crate::error::{Error, Result};
 use crate::gpu::GpuDevice;
-use crate::host::{self, system_error};
+use crate::host::{self, system_error, whole_pages};
 use crate::kernel::Entry;
 use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
-use crate::software::{Executor, SharedMemory, map, unmap};
+use crate::software::{Executor, SharedMemory, expand, map, mirror, unmap};
 
 thread_local! {
     static CURRENT: Cell<Option<u32>> = const { Cell::new(None) };
@@ -86,6 +86,7 @@ pub fn sim(options: &SimOptions) -> Result<(Arc<dyn Device>, Arc<SimControl>)> {
         memory: Arc::clone(&control.memory),
         pinned: SharedMemory::default(),
         opened: Mutex::default(),
+        mirrors: Mutex::default(),
         used: Mutex::default(),
         control: Arc::clone(&control),
         info,
@@ -353,6 +354,9 @@ struct SimDriver {
     pinned: SharedMemory,
     /// Mappings of other processes' memory, by their first byte.
     opened: Mutex<HashMap<u64, Opened>>,
+    /// Where local host memory is seen, by its first byte and length: never at its own address, as
+    /// a device may have another one for it.
+    mirrors: Mutex<HashMap<(u64, u64), Vec<u64>>>,
     control: Arc<SimControl>,
 }
 
@@ -380,6 +384,29 @@ impl SimDriver {
             device: self.info.to_string(),
             name: format!("invalid configuration: {blocks} blocks, {count} descriptors"),
             code: 9,
+        })
+    }
+
+    fn mirrors(&self) -> MutexGuard<'_, HashMap<(u64, u64), Vec<u64>>> {
+        self.mirrors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses what a GPU could not reach: local host memory is there only where it is seen.
+    fn check_access(
+        &self,
+        call: &'static str,
+        mut copies: impl Iterator<Item = CopyDescriptor>,
+    ) -> Result<()> {
+        let mirrors = self.mirrors();
+        let own = |addr: u64| mirrors.keys().any(|&(host, len)| addr.wrapping_sub(host) < len);
+        if mirrors.is_empty() || !copies.any(|copy| own(copy.src) || own(copy.dst)) {
+            return Ok(());
+        }
+        Err(Error::Call {
+            call,
+            device: self.info.to_string(),
+            name: "illegal memory access: the processor's address of host memory".into(),
+            code: 700,
         })
     }
 
@@ -533,14 +560,26 @@ impl Driver for SimDriver {
         Ok(())
     }
 
-    fn map_host(&self, addr: u64, _len: u64) -> Result<u64> {
+    fn map_host(&self, addr: u64, len: u64) -> Result<u64> {
         self.call("map_host")?;
+        let (base, pages) = whole_pages(addr, len);
+        let mirror = mirror(base, pages)
+            .map_err(|error| system_error(&self.info, "mremap", pages, error))?;
+        let seen = mirror + (addr - base);
+        self.mirrors().entry((addr, len)).or_default().push(seen);
         self.control.born(Live::HostMappings);
-        Ok(addr)
+        Ok(seen)
     }
 
-    fn unmap_host(&self, _addr: u64, _len: u64) -> Result<()> {
+    fn unmap_host(&self, addr: u64, len: u64) -> Result<()> {
         self.call("unmap_host")?;
+        let mut mirrors = self.mirrors();
+        let seen = mirrors.get_mut(&(addr, len)).and_then(Vec::pop);
+        let seen = seen.ok_or_else(|| self.unknown(addr))?;
+        mirrors.retain(|_, seen| !seen.is_empty());
+        drop(mirrors);
+        let (mirror, pages) = whole_pages(seen, len);
+        unmap(mirror, pages);
         self.control.gone(Live::HostMappings);
         Ok(())
     }
@@ -626,6 +665,7 @@ impl Driver for SimDriver {
 
     unsafe fn copy(&self, stream: usize, dst: u64, src: u64, len: u64) -> Result<()> {
         self.call("copy")?;
+        self.check_access("copy", std::iter::once(CopyDescriptor { src, dst, len }))?;
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.copy(stream, CopyDescriptor { src, dst, len }) };
         Ok(())
@@ -636,6 +676,7 @@ impl Driver for SimDriver {
         if rows.src_pitch.max(rows.dst_pitch) > MAX_PITCH {
             return Ok(false);
         }
+        self.check_access("copy_rows", rows.descriptors())?;
         // SAFETY: the caller's contract.
         rows.descriptors().for_each(|copy| unsafe { self.control.executor.copy(stream, copy) });
         Ok(true)
@@ -650,6 +691,9 @@ impl Driver for SimDriver {
     ) -> Result<()> {
         self.call("launch")?;
         self.check_launch(count as usize, blocks)?;
+        // SAFETY: the caller's contract: `count` descriptors lie there.
+        let copy = |at: usize| unsafe { (descriptors as *const CopyDescriptor).add(at).read() };
+        self.check_access("launch", (0..count as usize).map(copy))?;
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.launch(stream, descriptors, count) };
         Ok(())
@@ -663,6 +707,7 @@ impl Driver for SimDriver {
     ) -> Result<()> {
         self.call("launch_inline")?;
         self.check_launch(descriptors.len(), blocks)?;
+        self.check_access("launch_inline", descriptors.iter().copied())?;
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.launch_inline(stream, descriptors) };
         Ok(())
@@ -676,6 +721,8 @@ impl Driver for SimDriver {
     ) -> Result<()> {
         self.call("launch_compact")?;
         self.check_launch(descriptors.len(), blocks)?;
+        // SAFETY: the caller's contract.
+        self.check_access("launch_compact", unsafe { expand(descriptors) })?;
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.launch_compact(stream, descriptors) };
         Ok(())

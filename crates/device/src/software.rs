@@ -9,9 +9,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
-#[cfg(feature = "testing")]
-use rustix::mm::mmap_anonymous;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+#[cfg(feature = "testing")]
+use rustix::mm::{MremapFlags, mmap_anonymous, mremap};
 
 use crate::compact::CompactDescriptor;
 use crate::device::Allocation;
@@ -167,6 +167,15 @@ fn reserve_at(addr: u64, len: u64) -> rustix::io::Result<()> {
     // SAFETY: as in `map_at`.
     unsafe { mmap_anonymous(addr as *mut _, len as usize, ProtFlags::empty(), flags) }?;
     Ok(())
+}
+
+/// Maps the pages of shared memory a second time, elsewhere; [`unmap`] ends it. Whole pages only.
+#[cfg(feature = "testing")]
+pub(crate) fn mirror(base: u64, len: u64) -> rustix::io::Result<u64> {
+    // SAFETY: an old length of zero leaves the old mapping as it is, and the new one is at an
+    // address of the kernel's choice. The kernel refuses what is not mapped, and private memory.
+    let mirror = unsafe { mremap(base as *mut _, 0, len as usize, MremapFlags::MAYMOVE) }?;
+    Ok(mirror as u64)
 }
 
 /// Unmaps what [`map`] returned.
@@ -433,16 +442,10 @@ impl Work {
                 }
             }
             Self::Compact(descriptors) => {
-                let mut first = 0;
-                for compact in descriptors {
-                    for unit in 0..compact.end - first {
-                        // SAFETY: the caller's contract.
-                        let copies = unsafe { compact.unit(unit) };
-                        // SAFETY: the caller's contract.
-                        copies.for_each(|copy| unsafe { run_copy(copy) });
-                    }
-                    first = compact.end;
-                }
+                // SAFETY: the caller's contract.
+                let copies = unsafe { expand(&descriptors) };
+                // SAFETY: the caller's contract.
+                copies.for_each(|copy| unsafe { run_copy(copy) });
             }
             Self::Store { word, value } => {
                 // SAFETY: the caller's contract: an aligned u32 that others use as an atomic, too.
@@ -451,6 +454,21 @@ impl Work {
             Self::Record { .. } | Self::Wait { .. } => {}
         }
     }
+}
+
+/// The copies of one launch of compact descriptors.
+///
+/// # Safety
+/// Their page lists, where they have any, are readable at their addresses.
+pub(crate) unsafe fn expand(
+    descriptors: &[CompactDescriptor],
+) -> impl Iterator<Item = CopyDescriptor> {
+    let mut first = 0;
+    descriptors.iter().flat_map(move |compact| {
+        let units = 0..compact.end - std::mem::replace(&mut first, compact.end);
+        // SAFETY: the caller's contract.
+        units.flat_map(move |unit| unsafe { compact.unit(unit) })
+    })
 }
 
 /// # Safety

@@ -1,5 +1,6 @@
 //! What tests need of every kind of GPU memory, simulated or real.
 
+use crate::compact::CompactCopy;
 use std::fmt::Debug;
 
 /// How a chunk of [`ChunkedMemory`] is.
@@ -28,4 +29,26 @@ pub trait ChunkedMemory: Debug + Send + Sync {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+/// The descriptors of one launch of the compact kernel, as `kernels/copy.cu` reads them: 14 words
+/// each. Page lists are read where the copies have them.
+pub fn compact_descriptors(
+    copies: &[CompactCopy<'_>],
+    warps: u64,
+    tile_bytes: u64,
+) -> Vec<[u64; 14]> {
+    let mut units = 0;
+    let descriptor = |copy: &CompactCopy<'_>| {
+        let copy = copy.normal();
+        let division = copy.divide(warps, tile_bytes);
+        let list = |pages: &[u32]| {
+            if pages.is_empty() { 0 } else { pages.as_ptr().expose_provenance() as u64 }
+        };
+        let lists = [list(copy.src.pages), list(copy.dst.pages)];
+        let descriptor = copy.descriptor(&division, lists, units);
+        units = descriptor.end;
+        descriptor.words()
+    };
+    copies.iter().map(descriptor).collect()
 }

@@ -270,6 +270,7 @@ fn a_gpu_reaches_host_memory_and_maps_what_a_host_device_exports() {
     let local = Arc::clone(&gpu.device).map_host(memory.addr(), memory.len()).expect("maps");
     assert_eq!(gpu.control.live(Live::HostMappings), 1);
     assert_eq!(gpu.read(local.addr() + 100_000, 3), [1, 2, 3]);
+    assert_ne!(local.addr(), memory.addr(), "nothing may rely on one address for both");
     drop(local);
     assert_eq!(gpu.control.live(Live::HostMappings), 0);
     for (addr, len) in [(memory.addr(), 0), (u64::MAX - 5, 10), (0, u64::MAX)] {

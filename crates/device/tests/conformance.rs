@@ -24,13 +24,6 @@ device_conformance!(host_memory, super::host);
 device_conformance!(simulated_gpu, super::simulated);
 device_conformance!(simulated_gpu_without_kernel, super::simulated_without_kernel);
 
-fn simulated_application() -> Option<Application> {
-    let (device, control) = sim(&SimOptions::default()).expect("always there");
-    Some((device, Box::new(move || Box::new(control.stream()))))
-}
-
-ordering_conformance!(order_on_a_simulated_gpu, super::simulated_application);
-
 #[cfg(feature = "cuda")]
 fn cuda(kernel: bool) -> Option<Arc<dyn Device>> {
     use kvferry_device::cuda::{CudaOptions, open};
@@ -48,12 +41,3 @@ fn cuda(kernel: bool) -> Option<Arc<dyn Device>> {
 device_conformance!(cuda_gpu, || super::cuda(true));
 #[cfg(feature = "cuda")]
 device_conformance!(cuda_gpu_without_kernel, || super::cuda(false));
-
-#[cfg(feature = "cuda")]
-fn cuda_application() -> Option<Application> {
-    let stream = || Box::new(kvferry_device::cuda::application_stream(0).expect("a stream")) as _;
-    Some((cuda(true)?, Box::new(stream)))
-}
-
-#[cfg(feature = "cuda")]
-ordering_conformance!(order_on_a_cuda_gpu, super::cuda_application);

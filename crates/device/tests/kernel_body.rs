@@ -7,8 +7,9 @@
 use std::process::Command;
 use std::sync::OnceLock;
 
-use kvferry_device::CopyDescriptor;
 use kvferry_device::conformance::skip;
+use kvferry_device::testing::compact_descriptors;
+use kvferry_device::{CompactCopy, CompactEnd, CopyDescriptor};
 use libloading::Library;
 use proptest::prelude::*;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
@@ -146,6 +147,165 @@ proptest! {
             "grid {grid}, lanes {lanes}: {}",
             first_difference(&list, copied.bytes(), expected.bytes()),
         );
+    }
+
+    #[test]
+    fn random_compact_copies_are_copied_exactly(
+        forms in prop::collection::vec(form(), 1..6),
+        grid in 1..9u32,
+        lanes in prop::sample::select(vec![32, 64]),
+        warps in 1..200u64,
+        tile in prop::sample::select(vec![16u64, 100, 4096, 16 << 10]),
+    ) {
+        let Some(kernel) = Kernel::load() else { return Ok(()) };
+        let source = AlignedBytes::source(forms.iter().map(Form::source_end).max().unwrap_or(0) + 16);
+        let mut list = Vec::new();
+        let mut end = GUARD_BYTES;
+        let mut bases = Vec::new();
+        for form in &forms {
+            bases.push(end);
+            let pieces = form.pieces();
+            list.extend(pieces.iter().map(|&(src, dst)| Copy { src, dst: end + dst, len: form.len }));
+            let last = pieces.iter().map(|&(_, dst)| dst).max().unwrap_or(0);
+            end = (end + last + form.len + GUARD_BYTES).next_multiple_of(16);
+        }
+        let mut copied = AlignedBytes::guards(end);
+        let mut expected = copied.clone();
+        copy_all(&list, &source, &mut expected);
+        let from = source.bytes().as_ptr().expose_provenance() as u64;
+        let to = copied.bytes_mut().as_mut_ptr().expose_provenance() as u64;
+        let copies: Vec<_> =
+            forms.iter().zip(&bases).map(|(form, base)| form.copy(from, to + *base as u64)).collect();
+        kernel.run_compact(&compact_descriptors(&copies, warps, tile), grid, lanes);
+        prop_assert!(
+            copied.bytes() == expected.bytes(),
+            "grid {grid}, lanes {lanes}, warps {warps}, tile {tile}: {}",
+            first_difference(&list, copied.bytes(), expected.bytes()),
+        );
+    }
+}
+
+/// A plane ends with its last word, at the last byte before a page that must not be touched.
+#[test]
+fn no_load_of_a_plane_leaves_the_pages_of_the_source() {
+    let Some(kernel) = Kernel::load() else { return };
+    let pages = FencedPages::new();
+    for lanes in [32, 64] {
+        for (len, rows, gap) in
+            [(16, 700, 0), (48, 99, 16), (2112, 5, 64), (256, 47, 0), (16, 1, 0)]
+        {
+            let stride = len + gap;
+            let bytes = (rows - 1) * stride + len;
+            for start in [0, pages.len() - bytes] {
+                let mut copied = AlignedBytes::guards(bytes + 2 * GUARD_BYTES);
+                let mut expected = copied.clone();
+                for row in 0..rows {
+                    expected.bytes_mut()[GUARD_BYTES + row * stride..][..len]
+                        .copy_from_slice(&pages.bytes()[start + row * stride..][..len]);
+                }
+                let end = |addr: u64| CompactEnd {
+                    addr,
+                    row_stride: stride as u64,
+                    ..CompactEnd::default()
+                };
+                let copy = CompactCopy {
+                    src: end(pages.bytes()[start..].as_ptr().expose_provenance() as u64),
+                    dst: end(
+                        copied.bytes_mut()[GUARD_BYTES..].as_mut_ptr().expose_provenance() as u64
+                    ),
+                    len: len as u64,
+                    rows: rows as u32,
+                    layers: 1,
+                    pages: 1,
+                };
+                kernel.run_compact(&compact_descriptors(&[copy], 8, 4096), 2, lanes);
+                assert!(copied.bytes() == expected.bytes(), "{rows} rows of {len}, lanes {lanes}");
+            }
+        }
+    }
+}
+
+/// A compact copy as offsets, without overlaps at the destination.
+#[derive(Clone, Debug)]
+struct Form {
+    src: [usize; 4],
+    dst: [usize; 4],
+    counts: [usize; 3],
+    len: usize,
+    src_pages: Vec<u32>,
+    dst_pages: Vec<u32>,
+}
+
+/// Addresses and strides are multiples of 16, and planes, half of the time.
+fn form() -> impl Strategy<Value = Form> {
+    let counts = (1..7usize, 1..5usize, 1..40usize);
+    let gaps = prop::array::uniform8(0..40usize);
+    let len = prop_oneof![1..20usize, 1..300usize, Just(256), 1..9000usize];
+    (counts, gaps, len, any::<bool>(), any::<bool>(), any::<u64>()).prop_map(
+        |((pages, layers, rows), gaps, len, aligned, lists, seed)| {
+            let align = if aligned { 16 } else { 1 };
+            let len = len.next_multiple_of(align);
+            let numbers = if lists { 2 * pages } else { pages };
+            let end = |gaps: &[usize]| {
+                let row = len + gaps[0] * align;
+                let page = rows * row + gaps[1] * align;
+                let layer = page * numbers + gaps[2] * align;
+                [gaps[3] * align, page, layer, row]
+            };
+            let list = |salt: u64| {
+                let mut list: Vec<u32> = (0..numbers as u32).collect();
+                list.sort_by_key(|number| (u64::from(*number) + 1).wrapping_mul(seed ^ salt | 1));
+                list.truncate(if lists { pages } else { 0 });
+                list
+            };
+            Form {
+                src: end(&gaps[..4]),
+                dst: end(&gaps[4..]),
+                counts: [pages, layers, rows],
+                len,
+                src_pages: list(0x5851_F42D_4C95_7F2D),
+                dst_pages: list(0x1405_7B7E_F767_814F),
+            }
+        },
+    )
+}
+
+impl Form {
+    fn pieces(&self) -> Vec<(usize, usize)> {
+        let [pages, layers, rows] = self.counts;
+        let at = |end: &[usize; 4], list: &[u32], [page, layer, row]: [usize; 3]| {
+            let number = list.get(page).map_or(page, |number| *number as usize);
+            end[0] + number * end[1] + layer * end[2] + row * end[3]
+        };
+        let mut pieces = Vec::new();
+        for page in 0..pages {
+            for layer in 0..layers {
+                for row in 0..rows {
+                    let index = [page, layer, row];
+                    let from = at(&self.src, &self.src_pages, index);
+                    pieces.push((from, at(&self.dst, &self.dst_pages, index)));
+                }
+            }
+        }
+        pieces
+    }
+
+    fn source_end(&self) -> usize {
+        self.pieces().iter().map(|&(src, _)| src + self.len).max().unwrap_or(0)
+    }
+
+    fn copy(&self, from: u64, to: u64) -> CompactCopy<'_> {
+        let end = |base: u64, [addr, page, layer, row]: [usize; 4], pages| CompactEnd {
+            addr: base + addr as u64,
+            row_stride: row as u64,
+            layer_stride: layer as u64,
+            page_stride: page as u64,
+            pages,
+        };
+        let [pages, layers, rows] = self.counts.map(|count| count as u32);
+        let (src, dst) =
+            (end(from, self.src, &self.src_pages[..]), end(to, self.dst, &self.dst_pages[..]));
+        CompactCopy { src, dst, len: self.len as u64, rows, layers, pages }
     }
 }
 
@@ -374,6 +534,20 @@ impl Kernel {
         lanes: u32,
     ) {
         self.run(&descriptors(list, source, destination.bytes_mut()), grid, lanes);
+    }
+
+    /// `descriptors` come from [`compact_descriptors`], and the buffers are still there.
+    fn run_compact(&self, descriptors: &[[u64; 14]], grid: u32, lanes: u32) {
+        // SAFETY: the signature in copy.cu; the words are those of its structure.
+        let run = unsafe {
+            self.0.get::<unsafe extern "C" fn(*const [u64; 14], u32, u32, u32)>(
+                b"kvferry_copy_compact_host",
+            )
+        }
+        .expect("the entry point of the host build");
+        // SAFETY: every copy lies inside buffers that the test holds, untouched, until this
+        // returns, and destinations are apart.
+        unsafe { run(descriptors.as_ptr(), descriptors.len() as u32, grid, lanes) }
     }
 
     /// `descriptors` come from [`descriptors`], and its buffers are still there.

@@ -5,8 +5,8 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kvferry_engine::bench::{
-    Form, Limits, Pieces, Scratch, Strides, Want, Window, check_bounds, check_form_bounds,
-    check_form_overlaps, check_overlaps, find_strides,
+    Form, Limits, Pieces, Relocations, Scratch, Strides, Want, Window, check_bounds,
+    check_form_bounds, check_form_overlaps, check_overlaps, find_strides,
 };
 use kvferry_engine::device::{CopyDescriptor, CopySource};
 use kvferry_engine::{Op, Paged, Pages, Range, Strided};
@@ -76,7 +76,13 @@ fn plan(criterion: &mut Criterion) {
     ];
     let mut mixed: Vec<u64> = mix.iter().flat_map(|&(count, len)| vec![len; count]).collect();
     mixed.shuffle(&mut SmallRng::seed_from_u64(8));
+    let mut pages: Vec<u64> = [(1800, 512), (1800, 8192), (3600, 16384)]
+        .iter()
+        .flat_map(|&(count, len)| vec![len; count])
+        .collect();
+    pages.shuffle(&mut SmallRng::seed_from_u64(6));
     let lists = [
+        ("R4, 7200 of 512 B to 16 KiB", scattered(&pages)),
         ("R3, 47520 of 64 B to 16 KiB", scattered(&mixed)),
         ("R6, 16384 of 4 KiB", scattered(&[4096; 16384])),
         ("R2, 3840 of 2112 B", scattered(&[2112; 3840])),
@@ -107,8 +113,9 @@ fn plan(criterion: &mut Criterion) {
         group.bench_with_input(BenchmarkId::new("pack", name), ranges, |bench, ranges| {
             bench.iter(|| {
                 let (op, want) = (Op::Write, Want::Small);
+                let to = Relocations { local: &[], remote: &[1 << 20] };
                 let mut pieces =
-                    Pieces::new(op, ranges, &local, &remote, &[1 << 20], want, &checked, &LIMITS);
+                    Pieces::new(op, ranges, &local, &remote, to, want, &checked, &LIMITS);
                 let mut packed = 0;
                 loop {
                     match pieces.fill(&mut slot) {

@@ -9,7 +9,7 @@ use kvferry_device::Ticket;
 
 use crate::error::{Error, Result};
 use crate::mapping::OpenMapping;
-use crate::registry::Pin;
+use crate::registry::{HostLock, Pin};
 use crate::target::Target;
 
 /// Names a batch of one engine.
@@ -97,10 +97,12 @@ pub(crate) struct Pending {
 /// Whatever a running batch waits for.
 pub(crate) type AllPending = Arc<[Pending]>;
 
-/// What a batch keeps alive until its copies are quiet.
+/// What a batch keeps alive until its copies are quiet. Locks end before the pins that keep their
+/// memory registered.
 #[derive(Debug)]
 pub(crate) struct Holds {
     pub(crate) targets: Vec<Target>,
+    pub(crate) _locks: Vec<Arc<HostLock>>,
     pub(crate) _pins: Vec<Pin>,
     pub(crate) _mappings: Vec<Arc<OpenMapping>>,
 }

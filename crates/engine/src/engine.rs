@@ -174,8 +174,9 @@ impl Engine {
     /// Starts copying and returns without waiting.
     ///
     /// The copies of one batch have no order among each other, nor with those of other batches
-    /// that run at the same time. All local ends lie on one device. An empty list, and one of
-    /// zero-length ranges, completes at once.
+    /// that run at the same time. All local ends lie on one device, and it copies; between host
+    /// memory here and a GPU's there, a GPU of this engine does, for which the host memory is
+    /// page-locked at first use. An empty list, and one of zero-length ranges, completes at once.
     ///
     /// # Errors
     /// If anything is wrong with the list, the target or the device, before anything moves:

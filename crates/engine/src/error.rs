@@ -261,9 +261,10 @@ pub enum Error {
     /// The list of compact forms is wrong.
     #[error(transparent)]
     Form(#[from] FormError),
-    /// The parts of a batch have their local ends on several devices.
+    /// The parts of a batch are not all copied by one device, which is that of their local ends or,
+    /// for host memory, the GPU that reaches the remote ones.
     #[error(
-        "part {part} has its local end on {device}, an earlier one on {first}: submit one batch per device"
+        "part {part} is copied by {device}, an earlier one by {first}: submit one batch per device"
     )]
     MixedParts {
         /// Position of the part, without those that are empty.
@@ -409,7 +410,7 @@ pub enum Error {
     },
     /// No device of this engine can read and write both ends.
     #[error(
-        "{device} cannot reach memory of {peer} on device {remote}: no peer access between them, or *_VISIBLE_DEVICES hides it from this process"
+        "{device} cannot reach memory of {peer} on device {remote}: no peer access between them, *_VISIBLE_DEVICES hides it from this process, or, where the local end is host memory, this engine has no GPU that reaches both"
     )]
     Unreachable {
         /// The device of the local end.

@@ -44,8 +44,8 @@ pub use kvferry_device::{Consumer, Producer};
 #[doc(hidden)]
 pub mod bench {
     pub use crate::plan::{
-        CheckedForms, Form, Grid, Limits, Pieces, PlacedEnd, PlacedForm, SHORTEST_RUN, Scratch,
-        Strides, Want, Window, check_bounds, check_form_bounds, check_form_overlaps,
+        CheckedForms, Form, Grid, Limits, Pieces, PlacedEnd, PlacedForm, Relocations, SHORTEST_RUN,
+        Scratch, Strides, Want, Window, check_bounds, check_form_bounds, check_form_overlaps,
         check_overlaps, find_strides,
     };
 }

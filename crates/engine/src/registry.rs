@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use kvferry_device::{Allocation, Device, Export};
+use kvferry_device::{Allocation, Device, DeviceUuid, Export, Mapping};
 
 use crate::error::{Error, Result};
 use crate::plan::Window;
@@ -44,6 +44,25 @@ impl Drop for Pin {
         self.0.users.fetch_sub(1, Ordering::AcqRel);
     }
 }
+
+/// Host memory of this process, page-locked for a device of another kind until dropped.
+#[derive(Debug)]
+pub(crate) struct HostLock {
+    base: u64,
+    mapping: Mapping,
+}
+
+impl HostLock {
+    /// What to add to an address of the memory to get where the device sees it.
+    pub(crate) fn relocation(&self) -> u64 {
+        self.mapping.addr().wrapping_sub(self.base)
+    }
+}
+
+/// Of one allocation, by device. Locked while memory is page-locked, which takes seconds for tens
+/// of GB, so only those that want the same allocation wait for each other.
+#[derive(Debug, Default)]
+struct HostLocks(Mutex<HashMap<DeviceUuid, Arc<HostLock>>>);
 
 /// All regions at one moment, for submissions: windows to search, regions to pin.
 #[derive(Debug, Default)]
@@ -119,7 +138,16 @@ struct Exported {
     device: usize,
     /// The export to copy for every peer, where it is to be made once only (FAILURES.md B06, B08).
     export: Option<Export>,
+    /// Of host memory that GPUs use in place. They last as long as the entry: the first transfer
+    /// that needs one makes it, and the end of the last region ends it.
+    locks: Arc<HostLocks>,
     regions: usize,
+}
+
+impl Exported {
+    fn new(allocation: Allocation, device: usize, export: Option<Export>, regions: usize) -> Self {
+        Self { allocation, device, export, locks: Arc::default(), regions }
+    }
 }
 
 impl Registry {
@@ -154,7 +182,7 @@ impl Registry {
         match (state.allocations.get_mut(&key), export) {
             (Some(exported), _) => exported.regions += 1,
             (None, Some(export)) => {
-                state.allocations.insert(key, Exported { allocation, device, export, regions: 1 });
+                state.allocations.insert(key, Exported::new(allocation, device, export, 1));
             }
             (None, None) => {
                 // Its last region was unregistered since we looked.
@@ -188,9 +216,11 @@ impl Registry {
         let mut state = self.state();
         let Some(exported) = state.allocations.get_mut(&region.allocation) else { return };
         exported.regions -= 1;
-        if exported.regions == 0 {
-            state.allocations.remove(&region.allocation);
-        }
+        let unused = exported.regions == 0;
+        let ended = unused.then(|| state.allocations.remove(&region.allocation));
+        // Outside the lock: it ends page-locks.
+        drop(state);
+        drop(ended);
     }
 
     /// Makes an allocation of the engine's own exportable, without a region that a peer could use.
@@ -204,7 +234,7 @@ impl Registry {
         let key = AllocationKey { device: owner.info().uuid, id: allocation.id };
         // Outside the lock, as in `register`. Nobody else knows this memory, so nobody is faster.
         let export = owner.prepare_export(&allocation)?;
-        let lent = Exported { allocation, device, export, regions: 0 };
+        let lent = Exported::new(allocation, device, export, 0);
         self.state().allocations.insert(key, lent);
         Ok(key)
     }
@@ -212,6 +242,31 @@ impl Registry {
     /// Ends what `lend` began.
     pub(crate) fn take_back(&self, key: AllocationKey) {
         self.state().allocations.remove(&key);
+    }
+
+    /// Page-locks host memory for a device, once however many come at the same time, until its last
+    /// region is unregistered. Callers pin a region in it first, and let go of the lock before the
+    /// pin: once a region is unregistered its memory may be freed.
+    pub(crate) fn lock_host(
+        &self,
+        key: AllocationKey,
+        device: &Arc<dyn Device>,
+    ) -> Result<Arc<HostLock>> {
+        let (locks, Allocation { base, len, .. }) = {
+            let state = self.state();
+            let unknown = Error::UnknownAllocation { device: key.device.to_string(), id: key.id };
+            let exported = state.allocations.get(&key).ok_or(unknown)?;
+            (Arc::clone(&exported.locks), exported.allocation)
+        };
+        let mut locks = locks.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lock) = locks.get(&device.info().uuid) {
+            return Ok(Arc::clone(lock));
+        }
+        tracing::debug!(base, bytes = len, device = %device.info(), "page-locking host memory");
+        let mapping = Arc::clone(device).map_host(base, len)?;
+        let lock = Arc::new(HostLock { base, mapping });
+        locks.insert(device.info().uuid, Arc::clone(&lock));
+        Ok(lock)
     }
 
     /// Keeps the regions of these windows registered until the pins are dropped.

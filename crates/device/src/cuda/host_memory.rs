@@ -11,7 +11,7 @@ use super::context::Context;
 use super::ipc::Opened;
 use super::library::Failure;
 use crate::error::{Error, Result};
-use crate::host::system_error;
+use crate::host::{system_error, whole_pages};
 use crate::software::{map, unmap};
 
 /// Most bytes page-locked by one call: drivers from R580 on fail at 512 GiB of small pages
@@ -27,8 +27,8 @@ pub(super) struct Pinning {
     pieces: Vec<u64>,
 }
 
-/// Locked memory of this process, by address and length in whole pages: the driver locks no memory twice, and
-/// every GPU may ask.
+/// Locked memory of this process, by address and length. The driver locks whole pages and none
+/// twice, and every GPU may ask, so buffers that share a page share its lock.
 ///
 /// The lock is held while memory is locked and unlocked, which may take seconds for tens of GB:
 /// asking for the same range meanwhile must wait anyway, and the kernel lets one thread at a time
@@ -43,13 +43,6 @@ struct Local {
 
 fn local() -> MutexGuard<'static, Option<HashMap<(u64, u64), Local>>> {
     LOCAL.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The driver locks whole pages, so buffers that share one share its lock.
-fn whole_pages(host: u64, len: u64) -> (u64, u64) {
-    let page = rustix::param::page_size() as u64;
-    let base = host - host % page;
-    (base, (host + len).next_multiple_of(page) - base)
 }
 
 /// No two entries of the table overlap, so at most one covers a range.

@@ -16,7 +16,7 @@ pub use forms::{
     CheckedForms, Form, FormPieces, Grid, Paged, Pages, PlacedEnd, PlacedForm, Strided,
     check_form_bounds, check_form_overlaps,
 };
-pub use pieces::{Pieces, Want};
+pub use pieces::{Pieces, Relocations, Want};
 pub use strides::{SHORTEST_RUN, Strides, find_strides};
 
 use crate::error::{RangeError, Side};
@@ -374,10 +374,11 @@ mod tests {
         remote: &[Window],
         want: Want,
     ) -> Vec<CopyDescriptor> {
-        let relocations = vec![0; remote.len()];
+        let zero = vec![0; remote.len()];
+        let relocations = Relocations { local: &[], remote: &zero };
         let checked = check_in(Op::Write, list, local, remote).expect("a good list");
         let mut source =
-            Pieces::new(Op::Write, list, local, remote, &relocations, want, &checked, &LIMITS);
+            Pieces::new(Op::Write, list, local, remote, relocations, want, &checked, &LIMITS);
         let mut out = Vec::new();
         let mut slot = [CopyDescriptor::default(); 3];
         loop {
@@ -552,7 +553,7 @@ mod tests {
 
         #[test]
         fn a_plain_list_gets_the_same_answer_the_quick_way(
-            list in prop::collection::vec((0u64..60, 0u64..60, 1u64..6), 1..40), write: bool,
+            list in prop::collection::vec((0u64..60, 0u64..60, 1u64..6), 1..40), write: bool, moved: bool,
         ) {
             let window = |start| Window { start, len: 60 * 8 };
             let list: Vec<Range> = list.iter().map(|&(l, r, n)| Range {
@@ -569,7 +570,8 @@ mod tests {
             let window = [window(1000), window(9000)];
             let drain = |checked: &Checked| {
                 let op = if write { Op::Write } else { Op::Read };
-                let mut source = Pieces::new(op, &list, &window[..1], &window[1..], &[77], Want::Small, checked, &LIMITS);
+                let relocations = Relocations { local: if moved { &[55] } else { &[] }, remote: &[77] };
+                let mut source = Pieces::new(op, &list, &window[..1], &window[1..], relocations, Want::Small, checked, &LIMITS);
                 let mut slot = [CopyDescriptor::default(); 7];
                 let mut all = Vec::new();
                 loop {
@@ -583,7 +585,7 @@ mod tests {
         }
 
         #[test]
-        fn pieces_move_every_byte_of_every_range_exactly_once((granule, list) in lists()) {
+        fn pieces_move_every_byte_of_every_range_exactly_once((granule, list) in lists(), moved: bool) {
             let span = 1000 * granule;
             // Several windows a side, some of them neighbours.
             let local = all(&[(0, span / 2), (span / 2, span), (span * 2, span)]);
@@ -595,9 +597,14 @@ mod tests {
                 range
             }).collect();
             let Ok(checked) = check(Op::Write, &list, &local, &remote, false) else { return Ok(()) };
-            let relocations = [1 << 40, 1 << 41];
+            // Where the device sees each window; it may own the local ones.
+            let seen = [1 << 50, 1 << 51, 1 << 52];
+            let relocations = Relocations {
+                local: if moved { &seen } else { &[] },
+                remote: &[1 << 40, 1 << 41],
+            };
             let bytes = |want| {
-                let mut source = Pieces::new(Op::Write, &list, &local, &remote, &relocations, want, &checked, &LIMITS);
+                let mut source = Pieces::new(Op::Write, &list, &local, &remote, relocations, want, &checked, &LIMITS);
                 let mut slot = [CopyDescriptor::default(); 7];
                 let mut bytes = Vec::new();
                 loop {
@@ -611,7 +618,9 @@ mod tests {
             let expected: Vec<_> = list.iter().flat_map(|range| (0..range.len).map(|at| {
                 let remote = range.remote + at;
                 let relocation = if range.remote < span * 10 + span / 4 { 1u64 << 40 } else { 1 << 41 };
-                (remote + relocation, range.local + at)
+                let window = local.iter().rposition(|window| window.start <= range.local);
+                let to_local = if moved { seen[window.expect("inside one")] } else { 0 };
+                (remote + relocation, range.local + at + to_local)
             })).collect();
             prop_assert_eq!(&bytes(Want::All), &expected);
             let mut split = bytes(Want::Small);

@@ -7,7 +7,10 @@ use super::{Extent, Op, Range, destination};
 use crate::error::{RangeError, Side};
 
 /// A bitmap with more words than this per range costs more than sorting.
-const BITMAP_WORDS_PER_RANGE: u64 = 24;
+const WORDS_PER_RANGE: u64 = 24;
+
+/// Bits of a word of the bitmap.
+const WORD: u64 = u64::BITS as u64;
 
 /// Whether a byte may be written twice: exact, except that it is `true` also where the tables would
 /// be too large to be worth it.
@@ -91,132 +94,100 @@ fn places_are_apart(places: &[[u8; 4]], len: u32, count: u32) -> bool {
     used == count && !near
 }
 
-/// Marks every destination in a bitmap whose granule is their common alignment: if fewer bits are
-/// set than were marked, a byte is written twice. `true` also when the bitmap would be too large to
-/// be worth it.
+/// Flips in a bitmap, a bit for each granule of the common alignment, where a destination begins and
+/// where it ends: two bits however long it is. Then a granule is covered an odd number of times
+/// exactly if an odd number of bits up to its own are set, since each range around it has flipped
+/// one of them and any other range both or none. Let `times(g)` be how many ranges cover granule
+/// `g`. The sum of `times` is the sum of all lengths, and so many granules are odd exactly if no
+/// `times(g)` is above one: what is even but not zero, or odd but not one, counts less than its
+/// `times`. So the two numbers are equal exactly if no byte is written twice. `true` also when the
+/// bitmap would be too large to be worth it.
 fn bits_overlap(op: Op, ranges: &[Range], extent: &Extent, bitmap: &mut Vec<u8>) -> bool {
-    let granule = extent.union.trailing_zeros();
+    // Less than 64 together with the bits of a word, so that both can be shifted away at once.
+    let granule = extent.union.trailing_zeros().min(63 - WORD.ilog2());
     // Destinations are multiples of the granule away from each other, so from the lowest, too.
-    let words = ((extent.high - extent.low) >> granule).div_ceil(64);
-    let worth = words <= BITMAP_WORDS_PER_RANGE * ranges.len() as u64;
+    let words = ((extent.high - extent.low) >> granule) / WORD + 1;
+    let worth = words <= WORDS_PER_RANGE * ranges.len() as u64;
     // So that the sum of all lengths, below, is exact.
     let exact = extent.longest.checked_mul(ranges.len() as u64).is_some();
     if !(worth && exact) {
         return true;
     }
-    // Two words more, because a range is marked with two at whichever byte it begins.
-    bitmap.clear();
-    bitmap.resize(words as usize * 8 + 16, 0);
-    match op {
-        Op::Write => mark_writes(ranges, extent, granule, bitmap),
-        Op::Read => mark_reads(ranges, extent, granule, bitmap),
+    // A power of two, so that an index is kept inside without a branch. No range points behind
+    // the words that are used, so only they must be zero.
+    let (used, size) = (words as usize * 8, words.next_power_of_two() as usize * 8);
+    if bitmap.len() < size {
+        bitmap.resize(size, 0);
     }
-    count_ones(bitmap) != extent.bytes >> granule
-}
-
-#[multiversion(targets("x86_64+avx512f+avx512vpopcntdq", "x86_64+popcnt"))]
-fn count_ones(bitmap: &[u8]) -> u64 {
-    let (words, _) = bitmap.as_chunks::<8>();
-    words.iter().map(|word| u64::from(u64::from_le_bytes(*word).count_ones())).sum()
+    bitmap[..used].fill(0);
+    let (bits, _) = bitmap[..size].as_chunks_mut::<8>();
+    match op {
+        Op::Write => flip_writes(ranges, extent.low, granule, bits),
+        Op::Read => flip_reads(ranges, extent.low, granule, bits),
+    }
+    count_odd(&bits[..words as usize]) != extent.bytes >> granule
 }
 
 // Shifts by a variable are a third of the work and one instruction only with BMI2.
 #[multiversion(targets("x86_64+bmi1+bmi2"))]
-fn mark_writes(ranges: &[Range], extent: &Extent, granule: u32, bitmap: &mut [u8]) {
-    mark::<true>(ranges, extent, granule, bitmap);
+fn flip_writes(ranges: &[Range], low: u64, granule: u32, bits: &mut [[u8; 8]]) {
+    flip::<true>(ranges, low, granule, bits);
 }
 
 #[multiversion(targets("x86_64+bmi1+bmi2"))]
-fn mark_reads(ranges: &[Range], extent: &Extent, granule: u32, bitmap: &mut [u8]) {
-    mark::<false>(ranges, extent, granule, bitmap);
+fn flip_reads(ranges: &[Range], low: u64, granule: u32, bits: &mut [[u8; 8]]) {
+    flip::<false>(ranges, low, granule, bits);
 }
 
-/// Bits that surely fit into eight bytes from the byte that the first one is in.
-const SHORT: u64 = 57;
+/// Flips the bits of the first granule of each range and of the first behind it. An empty range,
+/// which may point anywhere, flips one bit back.
+#[inline(always)]
+fn flip<const WRITE: bool>(ranges: &[Range], low: u64, granule: u32, bits: &mut [[u8; 8]]) {
+    if bits.is_empty() {
+        return;
+    }
+    let word = granule + WORD.ilog2();
+    for range in ranges {
+        let first = destination::<WRITE>(range).wrapping_sub(low);
+        for offset in [first, first.wrapping_add(range.len)] {
+            // The length is a power of two, which the compiler need not know to see that this is
+            // inside.
+            let place = &mut bits[(offset >> word) as usize & (bits.len() - 1)];
+            *place = (u64::from_le_bytes(*place) ^ 1 << ((offset >> granule) % WORD)).to_le_bytes();
+        }
+    }
+}
 
-/// Ranges between two looks at those that are longer.
+/// Words between two sums: few enough for the first-level cache.
 const BLOCK: usize = 256;
 
-#[inline(always)]
-fn mark<const WRITE: bool>(ranges: &[Range], extent: &Extent, granule: u32, bitmap: &mut [u8]) {
-    let mean = (extent.bytes / ranges.len().max(1) as u64) >> granule;
-    // Which loop depends on the list alone: a choice for each range would be a coin toss.
-    if mean <= SHORT / 2 || extent.longest >> granule <= SHORT {
-        mark_short::<WRITE>(ranges, extent.low, granule, bitmap)
-    } else {
-        mark_long::<WRITE>(ranges, extent.low, granule, bitmap)
+/// How many bits have an odd number of set bits up to and including themselves.
+#[multiversion(targets(
+    "x86_64+avx512f+avx512dq+avx512vl+avx512bw+avx512vpopcntdq+popcnt",
+    "x86_64+avx2+popcnt",
+    "x86_64+popcnt"
+))]
+fn count_odd(bits: &[[u8; 8]]) -> u64 {
+    let (mut count, mut before) = (0, 0);
+    // Whether the bits before a word are odd, apart, because it is all that a word waits for.
+    let mut odd_before = [0; BLOCK];
+    for block in bits.chunks(BLOCK) {
+        for (word, odd) in block.iter().zip(&mut odd_before) {
+            *odd = before & 1;
+            before ^= u64::from(u64::from_le_bytes(*word).count_ones());
+        }
+        let words = block.iter().zip(&odd_before);
+        count += words
+            .map(|(word, odd)| {
+                let mut odd = u64::from_le_bytes(*word) ^ odd;
+                for distance in [1, 2, 4, 8, 16, 32] {
+                    odd ^= odd << distance;
+                }
+                u64::from(odd.count_ones())
+            })
+            .sum::<u64>();
     }
-}
-
-/// Marks ranges that fit into one word at once, and notes the others to mark them later.
-#[inline(always)]
-fn mark_short<const WRITE: bool>(ranges: &[Range], low: u64, granule: u32, bitmap: &mut [u8]) {
-    let mut long = [0u32; BLOCK];
-    for block in ranges.chunks(BLOCK) {
-        let mut longs = 0;
-        for (index, range) in block.iter().enumerate() {
-            let first = destination::<WRITE>(range).wrapping_sub(low) >> granule;
-            let count = range.len >> granule;
-            long[longs] = index as u32;
-            longs += usize::from(count > SHORT);
-            let short = if count > SHORT { 0 } else { count };
-            // Not `64 - short`, because an empty range shifts by nothing and must have no bits.
-            let mask = !(u64::MAX << short) << (first % 8);
-            // Where an empty range points is anywhere.
-            let byte = if count == 0 { 0 } else { first / 8 };
-            mark_word(bitmap, byte, mask);
-        }
-        for &index in &long[..longs] {
-            let range = &block[index as usize];
-            let mut first = destination::<WRITE>(range).wrapping_sub(low) >> granule;
-            let mut count = range.len >> granule;
-            while count > 0 {
-                let now = count.min(64 - first % 64);
-                mark_word(bitmap, first / 64 * 8, (u64::MAX >> (64 - now)) << (first % 64));
-                first += now;
-                count -= now;
-            }
-        }
-    }
-}
-
-/// Marks with two words of eight bytes from the byte on that the first bit is in, and what is
-/// beyond them in a loop.
-#[inline(always)]
-fn mark_long<const WRITE: bool>(ranges: &[Range], low: u64, granule: u32, bitmap: &mut [u8]) {
-    for range in ranges {
-        let first = destination::<WRITE>(range).wrapping_sub(low) >> granule;
-        let count = range.len >> granule;
-        if count == 0 {
-            continue;
-        }
-        // Of the bits from the beginning of the byte: where they end.
-        let (byte, shift) = (first / 8, first % 8);
-        let end = shift + count;
-        let in_first = (u64::MAX >> (64 - end.min(64))) & (u64::MAX << shift);
-        mark_word(bitmap, byte, in_first);
-        let left = end.saturating_sub(64);
-        // All ones for 64, none for 0.
-        let in_second = (u64::MAX >> 1) >> (63 - left.min(63)) | (left.min(64) / 64) << 63;
-        mark_word(bitmap, byte + 8, in_second);
-        let mut left = left.saturating_sub(64);
-        let mut byte = byte + 16;
-        while left > 0 {
-            let now = left.min(64);
-            mark_word(bitmap, byte, u64::MAX >> (64 - now));
-            left -= now;
-            byte += 8;
-        }
-    }
-}
-
-/// Sets the bits of `mask` in the eight bytes at `byte`.
-#[inline(always)]
-fn mark_word(bitmap: &mut [u8], byte: u64, mask: u64) {
-    let Some(place) = bitmap[byte as usize..].first_chunk_mut::<8>() else {
-        unreachable!("the bitmap ends two words behind its last bit")
-    };
-    *place = (u64::from_le_bytes(*place) | mask).to_le_bytes();
+    count
 }
 
 /// The exact answer, by sorting: only for lists that the quick ways could not clear.

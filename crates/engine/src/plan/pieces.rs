@@ -15,6 +15,16 @@ pub enum Want {
     All,
 }
 
+/// What to add to an owner's address to get where the device that copies sees it, by window.
+#[derive(Clone, Copy, Debug)]
+pub struct Relocations<'a> {
+    /// Of local windows. Empty where the device that copies owns the local memory, and sees it at
+    /// the same addresses.
+    pub local: &'a [u64],
+    /// Of remote windows.
+    pub remote: &'a [u64],
+}
+
 /// Hands out a checked list as descriptors of the executing device: merged, relocated, and split
 /// into tiles.
 #[derive(Debug)]
@@ -24,8 +34,7 @@ pub struct Pieces<'a> {
     next: usize,
     local: Lookup<'a>,
     remote: Lookup<'a>,
-    /// Per remote window: what to add to an address of the target to get ours.
-    relocations: &'a [u64],
+    relocations: Relocations<'a>,
     want: Want,
     plain: bool,
     small_max_bytes: u64,
@@ -42,7 +51,7 @@ impl<'a> Pieces<'a> {
         ranges: &'a [Range],
         local: &'a [Window],
         remote: &'a [Window],
-        relocations: &'a [u64],
+        relocations: Relocations<'a>,
         want: Want,
         checked: &Checked,
         limits: &Limits,
@@ -68,16 +77,22 @@ impl<'a> Pieces<'a> {
         if self.remote.at == usize::MAX {
             turn_checked(&mut self.remote, first.remote);
         }
-        let relocation = self.relocations[self.remote.at];
+        let to_local = self.local_relocation(first);
+        let to_remote = self.relocations.remote[self.remote.at];
         let ranges = &self.ranges[self.next..];
         let count = ranges.len().min(slot.len());
         let pairs = slot[..count].iter_mut().zip(&ranges[..count]);
+        let place_of = |range: &Range| {
+            (range.local.wrapping_add(to_local), range.remote.wrapping_add(to_remote))
+        };
         match self.op {
-            Op::Write => pairs.for_each(|(place, &Range { local, remote, len })| {
-                *place = CopyDescriptor { src: local, dst: remote.wrapping_add(relocation), len };
+            Op::Write => pairs.for_each(|(place, range)| {
+                let (src, dst) = place_of(range);
+                *place = CopyDescriptor { src, dst, len: range.len };
             }),
-            Op::Read => pairs.for_each(|(place, &Range { local, remote, len })| {
-                *place = CopyDescriptor { src: remote.wrapping_add(relocation), dst: local, len };
+            Op::Read => pairs.for_each(|(place, range)| {
+                let (dst, src) = place_of(range);
+                *place = CopyDescriptor { src, dst, len: range.len };
             }),
         }
         self.next += count;
@@ -111,16 +126,28 @@ impl<'a> Pieces<'a> {
                 Want::All => true,
             };
             if wanted {
-                let remote = range.remote.wrapping_add(self.relocations[self.remote.at]);
+                let local = range.local.wrapping_add(self.local_relocation(range));
+                let remote = range.remote.wrapping_add(self.relocations.remote[self.remote.at]);
                 let (src, dst) = match self.op {
-                    Op::Write => (range.local, remote),
-                    Op::Read => (remote, range.local),
+                    Op::Write => (local, remote),
+                    Op::Read => (remote, local),
                 };
                 self.rest = CopyDescriptor { src, dst, len };
                 return true;
             }
         }
         false
+    }
+
+    #[inline]
+    fn local_relocation(&mut self, range: &Range) -> u64 {
+        if self.relocations.local.is_empty() {
+            return 0;
+        }
+        if !self.local.holds(range.local, range.len) {
+            turn_checked(&mut self.local, range.local);
+        }
+        self.relocations.local[self.local.at]
     }
 
     /// Whether `len` bytes from the beginning of `range` stay in one window at both ends.

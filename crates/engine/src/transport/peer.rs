@@ -1,5 +1,9 @@
 //! Copies between this process's memory and a peer's on the same host, mapped here: the device
 //! writes to or reads from the peer directly. Submission runs on the caller's thread.
+//!
+//! The device of the local end copies. Host memory reaches no GPU, so between host memory here and
+//! a GPU's there a GPU of this engine copies: host memory is page-locked for it in place, and seen
+//! at an address of its own. The processor never touches a GPU's memory.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use kvferry_device::{
     Capabilities, CompactCopy, CompactEnd, Completions, Consumer, CopyDescriptor, CopySource,
-    Device, Left, Queue, QueueOptions, Ticket, Vendor, Work, host_uuid,
+    Device, DeviceUuid, Left, Queue, QueueOptions, Ticket, Vendor, Work, host_uuid,
 };
 
 use crate::batch::{Holds, Path, Pending};
@@ -16,11 +20,12 @@ use crate::config::{Config, OverlapCheck};
 use crate::error::{Error, RangeError, Result};
 use crate::mapping::OpenMapping;
 use crate::plan::{
-    Checked, Extent, Form, Grid, Limits, Op, Pages, Pieces, Range, Scratch, Strides, Want, Window,
-    check_bounds, check_form_bounds, check_form_overlaps, check_overlaps, find_strides,
+    Checked, Extent, Form, Grid, Limits, Op, Pages, Pieces, Range, Relocations, Scratch, Strides,
+    Want, Window, check_bounds, check_form_bounds, check_form_overlaps, check_overlaps,
+    find_strides,
 };
 use crate::profile::{Tuning, Values};
-use crate::registry::{Pin, Registry, Table};
+use crate::registry::{HostLock, Pin, Registry, Table};
 use crate::request::{Copies, Part, SubmitOptions};
 use crate::segment::AllocationKey;
 use crate::target::{RemoteTable, Target};
@@ -99,13 +104,15 @@ struct FormPlan<'a> {
     place: Place,
 }
 
-/// The windows of both ends, as they were when the list was checked, and what keeps them.
+/// The windows of both ends, as they were when the list was checked, and what keeps them. Locks
+/// end before the pins that keep their memory registered.
 struct Place {
     local: Arc<Table>,
     remote: RemoteWindows,
-    /// Per remote window: what to add to an address of the target to get ours.
-    relocations: Vec<u64>,
+    local_relocations: Vec<u64>,
+    remote_relocations: Vec<u64>,
     target: Target,
+    locks: Vec<Arc<HostLock>>,
     pins: Vec<Pin>,
     mappings: Vec<Arc<OpenMapping>>,
 }
@@ -147,11 +154,6 @@ impl RemoteWindows {
         }
     }
 
-    /// The window that holds an address.
-    fn window_of(&self, addr: u64) -> Option<usize> {
-        self.windows().partition_point(|window| window.start <= addr).checked_sub(1)
-    }
-
     /// The allocation that a window lies in.
     fn allocation(&self, window: usize) -> AllocationKey {
         match self {
@@ -159,6 +161,30 @@ impl RemoteWindows {
             Self::Direct(_, table) => table.allocations[window],
         }
     }
+}
+
+/// The window that holds an address of a checked list.
+fn window_of(windows: &[Window], addr: u64) -> Option<usize> {
+    windows.partition_point(|window| window.start <= addr).checked_sub(1)
+}
+
+impl Place {
+    fn relocations(&self) -> Relocations<'_> {
+        Relocations { local: &self.local_relocations, remote: &self.remote_relocations }
+    }
+
+    /// What to add to the addresses of a local and of a remote window.
+    fn shift(&self, local: usize, remote: usize) -> Shift {
+        let local = self.local_relocations.get(local).copied().unwrap_or(0);
+        Shift { local, remote: self.remote_relocations[remote] }
+    }
+}
+
+/// What to add to the addresses of one form to get where the device that copies sees them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Shift {
+    local: u64,
+    remote: u64,
 }
 
 impl RangePlan<'_> {
@@ -170,31 +196,30 @@ impl RangePlan<'_> {
     /// The pieces of a part of the list.
     fn pieces_of<'b>(&'b self, ranges: &'b [Range], want: Want) -> Pieces<'b> {
         let (local, remote) = (&self.place.local.windows, self.place.remote.windows());
-        let relocations = &self.place.relocations;
+        let relocations = self.place.relocations();
         Pieces::new(self.op, ranges, local, remote, relocations, want, &self.checked, &self.limits)
     }
 
     /// Runs that were found in the list, which is plain and so has one window a side.
     fn compact<'b>(&self, strides: &'b Strides) -> impl Iterator<Item = CompactCopy<'b>> {
-        let relocation = self.place.remote.window_of(self.ranges.first().map_or(0, |r| r.remote));
-        let relocation = relocation.map_or(0, |window| self.place.relocations[window]);
-        let op = self.op;
-        strides.runs.iter().flat_map(move |run| compact_copies(op, run.grid(), relocation))
+        let shift = self.ranges.first().and_then(|first| {
+            let local = window_of(&self.place.local.windows, first.local)?;
+            let remote = window_of(self.place.remote.windows(), first.remote)?;
+            Some(self.place.shift(local, remote))
+        });
+        let (op, shift) = (self.op, shift.unwrap_or_default());
+        strides.runs.iter().flat_map(move |run| compact_copies(op, run.grid(), shift))
     }
 }
 
 /// A form in bounds, as the device copies it: one copy, or several where the rows are more than 32
-/// bits count. `relocation` is that of its remote window.
-fn compact_copies(
-    op: Op,
-    grid: Grid<'_>,
-    relocation: u64,
-) -> impl Iterator<Item = CompactCopy<'_>> {
+/// bits count.
+fn compact_copies(op: Op, grid: Grid<'_>, shift: Shift) -> impl Iterator<Item = CompactCopy<'_>> {
     const ROWS: u64 = u32::MAX as u64;
     (0..grid.rows.div_ceil(ROWS)).map(move |part| {
         let first = part * ROWS;
-        let end = |pages: &Pages<'_>, relocation: u64| {
-            let addr = pages.addr.wrapping_add(relocation);
+        let end = |pages: &Pages<'_>, shift: u64| {
+            let addr = pages.addr.wrapping_add(shift);
             CompactEnd {
                 addr: addr.wrapping_add(first.wrapping_mul(pages.row_stride)),
                 row_stride: pages.row_stride,
@@ -203,8 +228,9 @@ fn compact_copies(
                 pages: &[],
             }
         };
-        let mut local = CompactEnd { pages: grid.local.numbers, ..end(&grid.local, 0) };
-        let mut remote = CompactEnd { pages: grid.remote.numbers, ..end(&grid.remote, relocation) };
+        let mut local = CompactEnd { pages: grid.local.numbers, ..end(&grid.local, shift.local) };
+        let mut remote =
+            CompactEnd { pages: grid.remote.numbers, ..end(&grid.remote, shift.remote) };
         for end in [&mut local, &mut remote] {
             // One page needs no list, and so no slot of the ring.
             if let &[number] = end.pages {
@@ -422,6 +448,7 @@ impl Peer {
                 .filter(|(_, range)| range.len > 0)
                 .map(|(at, r)| (at, r.local))
         })?;
+        let device = self.executor(device, &remote, scratch, target)?;
         let place = self.place(scratch, registry, target, local, remote, device)?;
         Ok(RangePlan { op, ranges, place, checked, limits, extent, device })
     }
@@ -443,16 +470,17 @@ impl Peer {
         let device = self.one_device(&local, scratch, || {
             scratch.forms().iter().map(|form| (form.form, form.local.low))
         })?;
+        let device = self.executor(device, &remote, scratch, target)?;
         let place = self.place(scratch, registry, target, local, remote, device)?;
         let mut copies = Vec::with_capacity(scratch.forms().len());
         for placed in scratch.forms() {
-            let relocation = place.relocations[placed.remote.window];
-            copies.extend(compact_copies(op, forms[placed.form].grid(), relocation));
+            let shift = place.shift(placed.local.window, placed.remote.window);
+            copies.extend(compact_copies(op, forms[placed.form].grid(), shift));
         }
         Ok(Plan::Forms(FormPlan { copies, bytes: checked.bytes, device, place }))
     }
 
-    /// Pins and maps the windows that the last checked list uses.
+    /// Pins and maps, for the device that copies, the windows that the last checked list uses.
     fn place(
         &self,
         scratch: &Scratch,
@@ -462,22 +490,56 @@ impl Peer {
         remote: RemoteWindows,
         device: usize,
     ) -> Result<Place> {
+        let executor = &self.lanes[device].device;
+        // Host memory of this process that a GPU copies.
+        let in_place = |owner: DeviceUuid| owner == host_uuid() && executor.info().uuid != owner;
         let mut pins = registry.pin(&local, scratch.local_windows())?;
-        let mut relocations = vec![0; remote.windows().len()];
-        let mut mappings = Vec::new();
-        for window in scratch.remote_windows() {
-            self.reach(device, &remote, window, target)?;
-            if let RemoteWindows::Mapped(table) = &remote {
-                let allocation = table.allocation(window);
-                let mapping = target.mapping(allocation, device, &self.lanes[device].device)?;
-                relocations[window] = mapping.addr().wrapping_sub(allocation.base);
-                mappings.push(mapping);
-            }
-        }
         if let RemoteWindows::Direct(registry, table) = &remote {
             pins.extend(registry.pin(table, scratch.remote_windows())?);
         }
-        Ok(Place { local, remote, relocations, target: target.clone(), pins, mappings })
+        let mut local_relocations = Vec::new();
+        let mut remote_relocations = vec![0; remote.windows().len()];
+        let (mut locks, mut mappings) = (Vec::new(), Vec::new());
+        for window in scratch.local_windows() {
+            let key = local.allocations[window];
+            // All local ends lie on one device, so all of them are locked or none.
+            if !in_place(key.device) {
+                break;
+            }
+            let lock = registry.lock_host(key, executor)?;
+            local_relocations.resize(local.windows.len(), 0);
+            local_relocations[window] = lock.relocation();
+            locks.push(lock);
+        }
+        for window in scratch.remote_windows() {
+            match &remote {
+                RemoteWindows::Mapped(table) => {
+                    let allocation = table.allocation(window);
+                    let mapping = target.mapping(allocation, device, executor)?;
+                    remote_relocations[window] = mapping.addr().wrapping_sub(allocation.base);
+                    mappings.push(mapping);
+                }
+                RemoteWindows::Direct(registry, table) => {
+                    let key = table.allocations[window];
+                    if in_place(key.device) {
+                        let lock = registry.lock_host(key, executor)?;
+                        remote_relocations[window] = lock.relocation();
+                        locks.push(lock);
+                    }
+                }
+            }
+        }
+        let target = target.clone();
+        Ok(Place {
+            local,
+            remote,
+            local_relocations,
+            remote_relocations,
+            target,
+            locks,
+            pins,
+            mappings,
+        })
     }
 
     /// The one device that all local ends lie on. `ends` gives each item's position and an address.
@@ -514,24 +576,36 @@ impl Peer {
         self.lanes[device].device.info().to_string()
     }
 
-    fn reach(
+    /// The device that copies what lies on `home` here: `home` itself or, for host memory, a GPU if
+    /// `home` does not reach every remote end.
+    fn executor(
         &self,
-        device: usize,
+        home: usize,
         windows: &RemoteWindows,
-        window: usize,
+        scratch: &Scratch,
         target: &Target,
-    ) -> Result<()> {
-        let device = &self.lanes[device].device;
-        let remote = windows.allocation(window).device;
-        // Host memory of this process has no mapping here, and a GPU may not touch it without one.
-        let unmapped = windows.is_direct() && remote == host_uuid() && device.info().uuid != remote;
-        if device.reaches(&remote) && !unmapped {
-            return Ok(());
+    ) -> Result<usize> {
+        let owners = || scratch.remote_windows().map(|window| windows.allocation(window).device);
+        let reaches = |device: usize, owner| self.lanes[device].device.reaches(&owner);
+        let Some(unreached) = owners().find(|&owner| !reaches(home, owner)) else {
+            return Ok(home);
+        };
+        let info = self.lanes[home].device.info();
+        if info.vendor == Vendor::Host {
+            let reaches_all = |&device: &usize| {
+                reaches(device, info.uuid) && owners().all(|owner| reaches(device, owner))
+            };
+            // The remote memory's own GPU, if it is here too: then one end is its own.
+            let is_other = |&device: &usize| self.lanes[device].device.info().uuid != unreached;
+            let able = (0..self.lanes.len()).filter(reaches_all).min_by_key(is_other);
+            if let Some(device) = able {
+                return Ok(device);
+            }
         }
         Err(Error::Unreachable {
-            device: device.info().to_string(),
+            device: info.to_string(),
             peer: target.name().to_owned(),
-            remote: remote.to_string(),
+            remote: unreached.to_string(),
         })
     }
 
@@ -721,10 +795,12 @@ fn check_part_overlaps(
 }
 
 fn holds(plans: Vec<Plan<'_>>) -> Holds {
-    let mut holds = Holds { targets: Vec::new(), _pins: Vec::new(), _mappings: Vec::new() };
+    let mut holds =
+        Holds { targets: Vec::new(), _locks: Vec::new(), _pins: Vec::new(), _mappings: Vec::new() };
     for plan in plans {
         let mut place = plan.into_place();
         holds.targets.push(place.target);
+        holds._locks.append(&mut place.locks);
         holds._pins.append(&mut place.pins);
         holds._mappings.append(&mut place.mappings);
     }
