@@ -1,7 +1,7 @@
 //! Starts a prefill and a decode process and moves work between them.
 
 use std::io::{BufRead, BufReader, Write};
-use std::num::NonZeroU64;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
@@ -11,10 +11,13 @@ use kvferry_engine::DeviceName;
 
 use crate::Failure;
 use crate::case::{Direction, Work};
+use crate::forms::Form;
 use crate::interference::{self, Interference};
-use crate::report::{JsonLines, Row, table};
+use crate::model::HeadSlice;
+use crate::report::{JsonLines, Row, note, table};
 use crate::shape::Selection;
-use crate::worker::{Answer, Command, Ran, Ready, Side, What};
+use crate::transfer::Ran;
+use crate::worker::{Answer, Command, Ready, Side, What};
 
 #[derive(Args, Debug)]
 pub(crate) struct Options {
@@ -34,6 +37,18 @@ pub(crate) struct Options {
     /// Tokens of a page of a model's KV cache
     #[arg(long, default_value = "64")]
     page: NonZeroU64,
+    /// Move one rank's slice of a model's heads, such as 1/4: the prefill process holds the first
+    /// of 4 slices of each token, the decode process the rows of all 4
+    #[arg(long, value_name = "K/N")]
+    head_slice: Option<HeadSlice>,
+    /// How the request says which bytes to move; the same bytes in every form
+    #[arg(long, default_value = "ranges", conflicts_with = "interference")]
+    form: Form,
+    /// Batches that are submitted before any is waited for. All copy the same bytes to the same
+    /// destination, so that it can be verified although they overlap in time; times, bytes and
+    /// rates are those of all of them together
+    #[arg(long, value_name = "N", default_value = "1", conflicts_with = "interference")]
+    in_flight: NonZeroUsize,
     /// Prefill writes, decode reads, or one after the other
     #[arg(long, default_value = "write")]
     op: Ops,
@@ -49,7 +64,8 @@ pub(crate) struct Options {
     /// How bytes move
     #[arg(long, default_value = "peer")]
     transport: Transport,
-    /// Also time a bare kernel launch of the same descriptors, without the engine
+    /// Also time a bare kernel launch of the same descriptors, packed, without the engine; of at
+    /// most 2 million
     #[arg(long)]
     bare: bool,
     /// Write one JSON object a line to this file
@@ -87,6 +103,10 @@ enum Transport {
 
 /// Transfers before the timed ones.
 const WARM_UP: usize = 3;
+/// Descriptors of a bare launch, at most: 48 MB of pinned memory.
+const MOST_BARE: u64 = 2_000_000;
+/// Ranges of a request, at most: 192 MB of them.
+const MOST_RANGES: u64 = 8_000_000;
 /// Contiguous copies that make the ceiling.
 const CEILING_TIMES: usize = 8;
 
@@ -102,16 +122,28 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         }
         (name, config) => {
             let (name, config) = (name.clone(), config.clone());
-            vec![Work::Model { name, config, tokens: options.tokens, page: options.page }]
+            let (tokens, page, heads) = (options.tokens, options.page, options.head_slice);
+            vec![Work::Model { name, config, tokens, page, heads }]
         }
     };
+    let of_a_model = options.model.is_some() || options.model_config.is_some();
+    if options.head_slice.is_some() && !of_a_model {
+        return Err("--head-slice is of a model's KV cache: add --model or --model-config".into());
+    }
     let directions: &[Direction] = match options.op {
         Ops::Write => &[Direction::Write],
         Ops::Read => &[Direction::Read],
         Ops::Both => &[Direction::Write, Direction::Read],
     };
-    // Refuse a work that cannot be laid out before any process starts.
+    // Refuse a work that cannot be laid out before any process starts, or has not the form.
     let labels = works.iter().map(Work::label).collect::<Result<Vec<_>, _>>()?;
+    let forms = works.iter().zip(&labels).map(|(work, label)| {
+        let form = options.form.of(&work.layout(options.seed)?);
+        form.map_err(|why| {
+            Failure::from(format!("{label} has no {} form: {why}", options.form.name()))
+        })
+    });
+    let forms = forms.collect::<Result<Vec<_>, _>>()?;
     let peer_device = options.peer_device.unwrap_or(options.device);
     let mut json = options.json.as_deref().map(JsonLines::create).transpose()?;
     if let Some(interference) = options.interference {
@@ -134,15 +166,17 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let progress = ProgressBar::new((works.len() * directions.len()) as u64);
     progress.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")?);
     let mut rows = Vec::new();
-    for (work, label) in works.iter().zip(&labels) {
+    for ((work, label), &form) in works.iter().zip(&labels).zip(&forms) {
         for &direction in directions {
             progress.set_message(format!("{label} {}", direction.name()));
-            if let Some(why) = too_large(options, work)? {
+            if let Some(why) = too_large(options, work, form)? {
                 progress.suspend(|| println!("skipped {label}: {why}"));
                 progress.inc(1);
                 continue;
             }
-            let row = measure(options, &mut prefill, &mut decode, work, label, direction)?;
+            let case = Case { work, label, form, direction };
+            let say = |line: &str| progress.suspend(|| println!("{line}"));
+            let row = measure(options, &mut prefill, &mut decode, &case, &say)?;
             if let Some(json) = &mut json {
                 json.write(&row)?;
             }
@@ -151,19 +185,33 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         }
     }
     progress.finish_and_clear();
-    println!("{}", table(&rows));
+    println!("{}\n{}", table(&rows), note(&rows));
     prefill.ask(&Command::Close)?;
     decode.ask(&Command::Close)?;
     prefill.end()?;
     decode.end()
 }
 
-/// Of `--shape all`, why a work is left out on this machine.
-fn too_large(options: &Options, work: &Work) -> Result<Option<String>, Failure> {
+/// One line of the table.
+struct Case<'a> {
+    work: &'a Work,
+    label: &'a str,
+    form: Form,
+    direction: Direction,
+}
+
+/// Why a work is left out: as ranges for its number of pieces, and of `--shape all` for its bytes
+/// on this machine.
+fn too_large(options: &Options, work: &Work, form: Form) -> Result<Option<String>, Failure> {
+    let layout = work.layout(options.seed)?;
+    let pieces = layout.pieces.len() as u64;
+    if form == Form::Ranges && pieces > MOST_RANGES {
+        let why = format!("{pieces} ranges are more than {MOST_RANGES}: use --form auto");
+        return Ok(Some(why));
+    }
     if !options.shape.as_ref().is_some_and(|selection| selection.all) {
         return Ok(None);
     }
-    let layout = work.layout(options.seed)?;
     let host = |device: Option<DeviceName>, bytes: u64| {
         if device == Some(DeviceName::Host) { bytes } else { 0 }
     };
@@ -187,11 +235,12 @@ fn measure(
     options: &Options,
     prefill: &mut Worker,
     decode: &mut Worker,
-    work: &Work,
-    label: &str,
-    direction: Direction,
+    case: &Case<'_>,
+    say: &dyn Fn(&str),
 ) -> Result<Row, Failure> {
+    let &Case { work, label, form, direction } = case;
     let seed = options.seed;
+    let in_flight = options.in_flight.get();
     let (source, descriptors, bytes) = prefill.prepare(work, Side::Source, seed)?;
     let (destination, ..) = decode.prepare(work, Side::Destination, seed)?;
     let source_seed = seed.wrapping_add(1);
@@ -203,20 +252,26 @@ fn measure(
         guard_seed += 1;
         decode.ask(&Command::Fill { side: Side::Destination, seed: guard_seed }).map(|_| guard_seed)
     };
-    let run = |prefill: &mut Worker, decode: &mut Worker, what, times| match direction {
-        Direction::Write => {
-            prefill.run(&Command::Run { direction, peer: destination, times, what })
-        }
-        Direction::Read => decode.run(&Command::Run { direction, peer: source, times, what }),
+    let run_many = |prefill: &mut Worker, decode: &mut Worker, what, times, in_flight| {
+        let (mover, peer) = match direction {
+            Direction::Write => (prefill, destination),
+            Direction::Read => (decode, source),
+        };
+        mover.run(&Command::Run { direction, peer, times, in_flight, what })
+    };
+    let run = |prefill: &mut Worker, decode: &mut Worker, what, times| {
+        run_many(prefill, decode, what, times, 1)
     };
     let verify = |decode: &mut Worker, guard_seed| decode.verify(label, source_seed, guard_seed);
 
     let guards = guard(decode)?;
-    let cold = run(prefill, decode, What::Pieces, 1)?;
+    let cold = run(prefill, decode, What::Pieces(form), 1)?;
     verify(decode, guards)?;
     let ceiling = run(prefill, decode, What::Contiguous, CEILING_TIMES)?;
     let mut bare = Ran::default();
-    if options.bare {
+    if options.bare && descriptors > MOST_BARE {
+        say(&format!("no bare launch of {label}: {descriptors} pieces are more than {MOST_BARE}"));
+    } else if options.bare {
         let guards = guard(decode)?;
         bare = run(prefill, decode, What::BareLaunch, WARM_UP + options.iterations.get() as usize)?;
         if !bare.whole.is_empty() {
@@ -224,8 +279,9 @@ fn measure(
         }
     }
     let guards = guard(decode)?;
-    run(prefill, decode, What::Pieces, WARM_UP)?;
-    let timed = run(prefill, decode, What::Pieces, options.iterations.get() as usize)?;
+    run(prefill, decode, What::Pieces(form), WARM_UP)?;
+    let iterations = options.iterations.get() as usize;
+    let timed = run_many(prefill, decode, What::Pieces(form), iterations, in_flight)?;
     verify(decode, guards)?;
 
     let mover = match direction {
@@ -239,8 +295,11 @@ fn measure(
     };
     let (other_registered, ..) = other.usage()?;
     let p50 = percentile(&timed.whole, 50);
-    let gbps = |nanoseconds: u64| bytes as f64 / nanoseconds.max(1) as f64;
-    let ceiling_gbps = gbps(percentile(&ceiling.whole, 50));
+    let gbps = |bytes: u64, nanoseconds: u64| bytes as f64 / nanoseconds.max(1) as f64;
+    let ceiling_gbps = gbps(bytes, percentile(&ceiling.whole, 50));
+    let bytes = bytes * in_flight as u64;
+    let one_batch = p50 as f64 / in_flight as f64;
+    let submit = percentile(&timed.submit, 50) as f64;
     let per_descriptor = |nanoseconds: f64| nanoseconds / descriptors.max(1) as f64;
     let bare_p50 = bare
         .whole
@@ -253,24 +312,31 @@ fn measure(
         device: options.device.to_string(),
         peer_device: options.peer_device.unwrap_or(options.device).to_string(),
         op: direction.name().to_owned(),
+        form: form.name().to_owned(),
+        in_flight,
         descriptors,
         bytes,
         iterations: timed.whole.len(),
         p50_us: p50 as f64 / 1e3,
         p99_us: percentile(&timed.whole, 99) as f64 / 1e3,
-        gbps: gbps(p50),
+        gbps: gbps(bytes, p50),
         ceiling_gbps,
-        ratio: gbps(p50) / ceiling_gbps,
-        submit_ns_per_descriptor: per_descriptor(percentile(&timed.submit, 50) as f64),
+        ratio: gbps(bytes, p50) / ceiling_gbps,
+        submit_us: submit / 1e3,
+        submit_ns_per_descriptor: per_descriptor(submit),
+        poll_ns: (timed.poll > 0.0).then_some(timed.poll),
+        ended_poll_ns: timed.ended_poll,
         cold_us: percentile(&cold.whole, 50) as f64 / 1e3,
         bare_us: bare_p50.map(|bare| bare as f64 / 1e3),
-        over_bare_ns_per_descriptor: bare_p50.map(|bare| per_descriptor(p50 as f64 - bare as f64)),
+        over_bare_ns_per_descriptor: bare_p50.map(|bare| per_descriptor(one_batch - bare as f64)),
         path: timed.path,
         verified: true,
         registered_bytes: mover_registered + other_registered,
         peak_rss_bytes,
         private_rss_bytes,
         pinned_bytes,
+        heap_bytes: timed.heap,
+        cold_heap_bytes: cold.heap,
     })
 }
 
@@ -354,7 +420,18 @@ impl Worker {
         side: Side,
         seed: u64,
     ) -> Result<(u64, u64, u64), Failure> {
-        match self.ask(&Command::Prepare { work: work.clone(), side, seed })? {
+        self.prepare_anew(work, side, seed, false)
+    }
+
+    /// As [`Self::prepare`]; a `fresh` buffer is freed and allocated again.
+    pub(crate) fn prepare_anew(
+        &mut self,
+        work: &Work,
+        side: Side,
+        seed: u64,
+        fresh: bool,
+    ) -> Result<(u64, u64, u64), Failure> {
+        match self.ask(&Command::Prepare { work: work.clone(), side, seed, fresh })? {
             Answer::Prepared { addr, descriptors, bytes } => Ok((addr, descriptors, bytes)),
             other => Err(self.unexpected(&other)),
         }

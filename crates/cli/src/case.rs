@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Failure;
 use crate::layout::Layout;
-use crate::model::KvModel;
+use crate::model::{HeadSlice, KvModel};
+use crate::random;
 use crate::shape::Selection;
 
 /// What to move.
@@ -16,8 +17,16 @@ use crate::shape::Selection;
 pub(crate) enum Work {
     /// A shape of the table, by id.
     Shape(String),
-    /// The KV cache of so many tokens.
-    Model { name: Option<String>, config: Option<PathBuf>, tokens: NonZeroU64, page: NonZeroU64 },
+    /// The KV cache of so many tokens, or a slice of its heads.
+    Model {
+        name: Option<String>,
+        config: Option<PathBuf>,
+        tokens: NonZeroU64,
+        page: NonZeroU64,
+        heads: Option<HeadSlice>,
+    },
+    /// Whatever the seed gives, of at most so many bytes.
+    Random { most_bytes: u64, largest: bool },
 }
 
 impl Work {
@@ -29,9 +38,12 @@ impl Work {
                 let shape = selection.shapes.first().ok_or("no shape")?;
                 Ok(Layout::for_shape(shape, seed))
             }
-            Self::Model { tokens, page, .. } => {
-                Ok(Layout::for_model(&self.model()?, *tokens, *page, seed)?)
+            Self::Model { tokens, page, heads, .. } => {
+                let model = self.model()?;
+                let heads = heads.map(|slice| model.slice_of_heads(slice)).transpose()?;
+                Ok(Layout::for_model(&model, *tokens, *page, heads, seed)?)
             }
+            &Self::Random { most_bytes, largest } => Ok(random::layout(seed, most_bytes, largest)),
         }
     }
 
@@ -46,9 +58,11 @@ impl Work {
                     None => id.clone(),
                 })
             }
-            Self::Model { tokens, page, .. } => {
-                Ok(format!("{} {tokens} tokens, page {page}", self.model()?.name))
+            Self::Model { tokens, page, heads, .. } => {
+                let heads = heads.map_or_else(String::new, |slice| format!(", heads {slice}"));
+                Ok(format!("{} {tokens} tokens, page {page}{heads}", self.model()?.name))
             }
+            Self::Random { .. } => Ok("random pieces".to_owned()),
         }
     }
 

@@ -10,7 +10,8 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 
-use crate::model::KvModel;
+use crate::forms::{PagedEnd, PagedPieces, PagedTensor};
+use crate::model::{HeadSlice, KvModel};
 use crate::shape::{Order, Shape};
 
 /// Bytes at both ends of each buffer that no piece covers; a multiple of every shape's alignment.
@@ -43,9 +44,17 @@ pub struct Layout {
     pub source_bytes: u64,
     /// Size of the destination buffer.
     pub destination_bytes: u64,
+    /// The same pieces as pages by number, in any order, where they are pages.
+    pub paged: Option<PagedPieces>,
 }
 
 impl Layout {
+    /// Pieces of which nothing else is known: they are pages if they are equally long.
+    pub fn new(pieces: Vec<Piece>, source_bytes: u64, destination_bytes: u64) -> Self {
+        let paged = PagedPieces::of_equal_pieces(&pieces);
+        Self { pieces, source_bytes, destination_bytes, paged }
+    }
+
     /// Lays out a shape of the built-in table.
     pub fn for_shape(shape: &Shape, seed: u64) -> Self {
         let mut random = SmallRng::seed_from_u64(seed);
@@ -66,54 +75,96 @@ impl Layout {
         if shape.order == Order::ScatterInterleaved {
             pieces = interleaved(&pieces, &regions);
         }
-        Self { pieces, source_bytes, destination_bytes }
+        Self::new(pieces, source_bytes, destination_bytes)
     }
 
     /// Lays out the KV cache of `tokens` tokens in pages of `page_tokens`, the last one rounded up.
     ///
     /// Each cache tensor of each layer is a region `[page][bytes]`. A page has the same number in
     /// every tensor, as in a block table, and the numbers are random on both sides. The list runs
-    /// layer by layer, tensor by tensor, page by page.
+    /// layer by layer, tensor by tensor, page by page, and for a slice of the heads token by token:
+    /// the source then holds `[page][token][bytes of the slice]`, the destination the rows of all
+    /// heads. The slice must be one of [`KvModel::slice_of_heads`].
     pub fn for_model(
         model: &KvModel,
         tokens: NonZeroU64,
         page_tokens: NonZeroU64,
+        slice: Option<HeadSlice>,
         seed: u64,
     ) -> Result<Self, TooLarge> {
         let pages = tokens.get().div_ceil(page_tokens.get());
+        let rows = if slice.is_some() { page_tokens.get() } else { 1 };
         let descriptors = pages
             .checked_mul(model.tensors.len() as u64)
             .and_then(|of_a_layer| of_a_layer.checked_mul(model.layers.get()))
+            .and_then(|whole_pages| whole_pages.checked_mul(rows))
             .filter(|&descriptors| descriptors <= MOST_DESCRIPTORS)
             .ok_or(TooLarge)?;
         let mut random = SmallRng::seed_from_u64(seed);
-        let source_pages = permutation(pages as usize, &mut random);
-        let destination_pages = permutation(pages as usize, &mut random);
+        let source_numbers = permutation(pages as usize, &mut random);
+        let destination_numbers = permutation(pages as usize, &mut random);
 
         let mut pieces = Vec::with_capacity(descriptors as usize);
-        let mut region = RESERVE;
-        for _ in 0..model.layers.get() {
-            for tensor in &model.tensors {
-                let len = tensor.checked_mul(page_tokens).ok_or(TooLarge)?.get();
-                let end = len
-                    .checked_mul(pages)
-                    .and_then(|bytes| region.checked_add(bytes))
-                    .ok_or(TooLarge)?;
-                pieces.extend(source_pages.iter().zip(&destination_pages).map(
-                    |(&source, &destination)| Piece {
-                        source: region + u64::from(source) * len,
-                        destination: region + u64::from(destination) * len,
-                        len,
-                    },
-                ));
-                // Tensors are allocations of their own: aligned, with a guard between them.
-                region = end
-                    .checked_next_multiple_of(RESERVE)
-                    .and_then(|end| end.checked_add(RESERVE))
-                    .ok_or(TooLarge)?;
+        let mut tensors: Vec<PagedTensor> = Vec::with_capacity(model.tensors.len());
+        let (mut source_start, mut destination_start) = (RESERVE, RESERVE);
+        for layer in 0..model.layers.get() {
+            for (index, &token_bytes) in model.tensors.iter().enumerate() {
+                let page_bytes = token_bytes.checked_mul(page_tokens).ok_or(TooLarge)?.get();
+                let token_bytes = token_bytes.get();
+                let end = |start, page_stride, row_stride| PagedEnd {
+                    start,
+                    page_stride,
+                    layer_stride: 0,
+                    row_stride,
+                };
+                let (row_bytes, source, destination) = match slice {
+                    None => {
+                        let end = |start| end(start, page_bytes, 0);
+                        (page_bytes, end(source_start), end(destination_start))
+                    }
+                    Some(slice) => {
+                        let row_bytes = token_bytes / slice.of();
+                        let inside = destination_start.checked_add(slice.index() * row_bytes);
+                        let source = end(source_start, page_bytes / slice.of(), row_bytes);
+                        (row_bytes, source, end(inside.ok_or(TooLarge)?, page_bytes, token_bytes))
+                    }
+                };
+                source_start = region_after(source_start, source.page_stride, pages)?;
+                destination_start = region_after(destination_start, page_bytes, pages)?;
+                for (&source_number, &destination_number) in
+                    source_numbers.iter().zip(&destination_numbers)
+                {
+                    pieces.extend((0..rows).map(|row| Piece {
+                        source: source.row(source_number, row),
+                        destination: destination.row(destination_number, row),
+                        len: row_bytes,
+                    }));
+                }
+                match layer {
+                    0 => tensors.push(PagedTensor {
+                        layers: model.layers.get() as u32,
+                        rows: rows as u32,
+                        row_bytes,
+                        source,
+                        destination,
+                    }),
+                    // Every layer is laid out as the first.
+                    1 => {
+                        let first = &mut tensors[index];
+                        first.source.layer_stride = source.start - first.source.start;
+                        first.destination.layer_stride =
+                            destination.start - first.destination.start;
+                    }
+                    _ => {}
+                }
             }
         }
-        Ok(Self { pieces, source_bytes: region, destination_bytes: region })
+        Ok(Self {
+            pieces,
+            source_bytes: source_start,
+            destination_bytes: destination_start,
+            paged: Some(PagedPieces { source_numbers, destination_numbers, tensors }),
+        })
     }
 
     /// Bytes that the transfer moves.
@@ -128,6 +179,17 @@ impl Layout {
     "so many tokens need more than {MOST_DESCRIPTORS} descriptors or more bytes than 64 bits can address"
 )]
 pub struct TooLarge;
+
+/// Where the region after one of so many pages begins. Tensors are allocations of their own:
+/// aligned, with a guard between them.
+fn region_after(start: u64, page_bytes: u64, pages: u64) -> Result<u64, TooLarge> {
+    page_bytes
+        .checked_mul(pages)
+        .and_then(|bytes| start.checked_add(bytes))
+        .and_then(|end| end.checked_next_multiple_of(RESERVE))
+        .and_then(|end| end.checked_add(RESERVE))
+        .ok_or(TooLarge)
+}
 
 /// Forty times the largest shape; 1.5 GiB of pieces.
 const MOST_DESCRIPTORS: u64 = 1 << 26;
@@ -233,14 +295,14 @@ fn interleaved(pieces: &[Piece], regions: &[usize]) -> Vec<Piece> {
     list
 }
 
-fn permutation(count: usize, random: &mut SmallRng) -> Vec<u32> {
+pub(crate) fn permutation(count: usize, random: &mut SmallRng) -> Vec<u32> {
     let mut numbers: Vec<u32> = (0..count as u32).collect();
     numbers.shuffle(random);
     numbers
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
@@ -251,7 +313,7 @@ mod tests {
     }
 
     /// Panics where a piece leaves its buffer or its reserve, or two pieces share a byte.
-    fn assert_sound(layout: &Layout, what: &str) {
+    pub(crate) fn assert_sound(layout: &Layout, what: &str) {
         for (side, bytes) in [
             ((|piece| piece.source) as fn(&Piece) -> u64, layout.source_bytes),
             (|piece| piece.destination, layout.destination_bytes),
@@ -408,10 +470,34 @@ mod tests {
     fn a_model_has_a_piece_for_every_layer_tensor_and_page() {
         let model: KvModel = "qwen2.5-7b".parse().unwrap();
         let page = NonZeroU64::new(16).unwrap();
-        let layout = Layout::for_model(&model, NonZeroU64::new(1000).unwrap(), page, 5).unwrap();
+        let layout =
+            Layout::for_model(&model, NonZeroU64::new(1000).unwrap(), page, None, 5).unwrap();
         assert_eq!(layout.pieces.len(), 28 * 2 * 63);
         assert_eq!(layout.bytes(), 63 * 16 * model.bytes_per_token().unwrap());
         assert_sound(&layout, "qwen2.5-7b");
+    }
+
+    #[test]
+    fn a_slice_of_the_heads_is_packed_at_the_source_and_between_the_others_at_the_destination() {
+        let model: KvModel = "qwen2.5-7b".parse().unwrap();
+        let number = |number| NonZeroU64::new(number).unwrap();
+        let slice = "2/4".parse().unwrap();
+        let layout = Layout::for_model(&model, number(40), number(16), Some(slice), 5).unwrap();
+        assert_eq!(layout.pieces.len(), 28 * 2 * 3 * 16);
+        assert_eq!(layout.bytes(), 3 * 16 * model.bytes_per_token().unwrap() / 4);
+        assert_sound(&layout, "qwen2.5-7b 2/4");
+        assert!(layout.pieces.iter().all(|piece| piece.len == 256));
+        for piece in &layout.pieces[..3 * 16] {
+            assert_eq!((piece.destination - RESERVE) % 1024, 256, "the second of four rows");
+        }
+        for page in layout.pieces.chunks(16) {
+            for rows in page.windows(2) {
+                let steps =
+                    (rows[1].source - rows[0].source, rows[1].destination - rows[0].destination);
+                assert_eq!(steps, (256, 1024));
+            }
+        }
+        assert!(layout.source_bytes * 3 < layout.destination_bytes);
     }
 
     #[test]
@@ -421,6 +507,7 @@ mod tests {
             name: String::new(),
             layers: number(layers),
             tensors: vec![number(tensor)],
+            heads: None,
         };
         for (model, tokens, page) in [
             (model(1, 1), u64::MAX, 1),
@@ -431,7 +518,7 @@ mod tests {
             (model(1, u64::MAX - 1), 1, 1),
             (model(2, u64::MAX / 2), 1, 1),
         ] {
-            let layout = Layout::for_model(&model, number(tokens), number(page), 0);
+            let layout = Layout::for_model(&model, number(tokens), number(page), None, 0);
             assert_eq!(layout, Err(TooLarge), "{model:?}, {tokens} tokens, {page} a page");
         }
     }
@@ -478,8 +565,9 @@ mod tests {
                 name: String::new(),
                 layers: number(layers),
                 tensors: tensors.into_iter().map(number).collect(),
+                heads: None,
             };
-            let layout = Layout::for_model(&model, number(tokens), number(page), seed).unwrap();
+            let layout = Layout::for_model(&model, number(tokens), number(page), None, seed).unwrap();
             let whole_pages = tokens.next_multiple_of(page);
             prop_assert_eq!(layout.bytes(), whole_pages * model.bytes_per_token().unwrap());
             assert_sound(&layout, "drawn");

@@ -3,12 +3,16 @@
 mod bench;
 mod case;
 mod doctor;
+pub mod forms;
 mod interference;
 pub mod layout;
 pub mod model;
 pub mod pattern;
+pub mod random;
 mod report;
 pub mod shape;
+mod soak;
+mod transfer;
 mod worker;
 
 use std::process::ExitCode;
@@ -26,6 +30,9 @@ struct Arguments {
 enum Command {
     /// Moves named shapes, or a model's KV cache, between two processes and verifies every byte
     Bench(bench::Options),
+    /// Moves random pieces in every form between two processes for minutes, verifies each round,
+    /// and fails if anything leaks
+    Soak(soak::Options),
     /// Explains devices, links, compilers and knobs of this machine, and calibrates devices
     Doctor(doctor::Options),
     /// One of the two processes of a bench; it reads commands from standard input
@@ -39,6 +46,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let outcome = match Arguments::parse().command {
         Command::Bench(options) => bench::run(&options),
+        Command::Soak(options) => soak::run(&options),
         Command::Doctor(options) => doctor::run(&options),
         Command::Worker(options) => worker::run(&options),
     };

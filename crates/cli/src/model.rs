@@ -3,11 +3,12 @@
 //! Every layer counts as an attention layer with the same cache. That overstates models that mix
 //! in linear attention; the built-in `kimi-k3` therefore names its attention layers only.
 
-use std::fs;
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::{fmt, fs};
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// The KV cache of one model.
@@ -19,6 +20,8 @@ pub struct KvModel {
     pub layers: NonZeroU64,
     /// Bytes per token of each cache tensor of a layer: K and V, or the one latent of MLA.
     pub tensors: Vec<NonZeroU64>,
+    /// Heads that each tensor divides into; MLA's latent is one for all heads.
+    pub heads: Option<NonZeroU64>,
 }
 
 impl KvModel {
@@ -38,6 +41,17 @@ impl KvModel {
         config.kv_model()
     }
 
+    /// The slice, if the heads of this model divide so.
+    ///
+    /// # Errors
+    /// [`ModelError::Slice`].
+    pub fn slice_of_heads(&self, slice: HeadSlice) -> Result<HeadSlice, ModelError> {
+        match self.heads {
+            Some(heads) if heads.get().is_multiple_of(slice.of()) => Ok(slice),
+            _ => Err(ModelError::Slice { name: self.name.clone(), heads: self.heads, slice }),
+        }
+    }
+
     /// Bytes per token over all layers; `None` if they overflow 64 bits.
     pub fn bytes_per_token(&self) -> Option<u64> {
         let layer =
@@ -51,9 +65,9 @@ impl FromStr for KvModel {
 
     /// Finds a built-in model by its name, in any case.
     fn from_str(name: &str) -> Result<Self, ModelError> {
-        let &(name, layers, tensors) = BUILT_IN
+        let &(name, layers, tensors, heads) = BUILT_IN
             .iter()
-            .find(|(known, _, _)| known.eq_ignore_ascii_case(name))
+            .find(|(known, ..)| known.eq_ignore_ascii_case(name))
             .ok_or_else(|| ModelError::Unknown { name: name.to_owned() })?;
         let positive = |number| {
             NonZeroU64::new(number)
@@ -63,18 +77,76 @@ impl FromStr for KvModel {
             name: name.to_owned(),
             layers: positive(layers),
             tensors: tensors.iter().copied().map(positive).collect(),
+            heads: NonZeroU64::new(heads),
         })
     }
 }
+
+/// The heads of one of several tensor-parallel ranks: `2/4` is the second quarter.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct HeadSlice {
+    rank: NonZeroU32,
+    ranks: NonZeroU32,
+}
+
+impl HeadSlice {
+    /// Which slice it is, from 0 on.
+    pub fn index(self) -> u64 {
+        u64::from(self.rank.get() - 1)
+    }
+
+    /// How many slices there are.
+    pub fn of(self) -> u64 {
+        self.ranks.get().into()
+    }
+}
+
+impl fmt::Display for HeadSlice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.rank, self.ranks)
+    }
+}
+
+impl FromStr for HeadSlice {
+    type Err = BadHeadSlice;
+
+    fn from_str(text: &str) -> Result<Self, BadHeadSlice> {
+        let numbers = text.split_once('/').and_then(|(rank, ranks)| {
+            Some(Self { rank: rank.parse().ok()?, ranks: ranks.parse().ok()? })
+        });
+        numbers
+            .filter(|slice| slice.rank <= slice.ranks)
+            .ok_or_else(|| BadHeadSlice(text.to_owned()))
+    }
+}
+
+/// A text that is no slice of heads.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no slice of heads: expected K/N with K from 1 to N, such as 1/4")]
+pub struct BadHeadSlice(String);
 
 /// Why there is no model.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// No built-in model has the name.
-    #[error("no model {name:?}; known: {}", BUILT_IN.map(|(known, _, _)| known).join(", "))]
+    #[error("no model {name:?}; known: {}", BUILT_IN.map(|(known, ..)| known).join(", "))]
     Unknown {
         /// The name asked for.
         name: String,
+    },
+    /// Its heads do not divide so.
+    #[error(
+        "the KV cache of {name} cannot be sliced into {}: it has {}",
+        .slice.of(),
+        .heads.map_or("one latent for all heads".into(), |heads| format!("{heads} heads"))
+    )]
+    Slice {
+        /// The model.
+        name: String,
+        /// Its KV heads.
+        heads: Option<NonZeroU64>,
+        /// The slice asked for.
+        slice: HeadSlice,
     },
     /// The file cannot be read.
     #[error("cannot read {path}: {source}", path = .path.display())]
@@ -120,12 +192,12 @@ pub enum ModelError {
     },
 }
 
-/// Name, attention layers, bytes per token of each tensor of a layer.
-const BUILT_IN: [(&str, u64, &[u64]); 4] = [
-    ("deepseek-v3", 61, &[(512 + 64) * 2]),
-    ("qwen2.5-7b", 28, &[4 * 128 * 2, 4 * 128 * 2]),
-    ("qwen3-4b", 36, &[8 * 128 * 2, 8 * 128 * 2]),
-    ("kimi-k3", 24, &[(512 + 64) * 2]),
+/// Name, attention layers, bytes per token of each tensor of a layer, KV heads; MLA has none.
+const BUILT_IN: [(&str, u64, &[u64], u64); 4] = [
+    ("deepseek-v3", 61, &[(512 + 64) * 2], 0),
+    ("qwen2.5-7b", 28, &[4 * 128 * 2, 4 * 128 * 2], 4),
+    ("qwen3-4b", 36, &[8 * 128 * 2, 8 * 128 * 2], 8),
+    ("kimi-k3", 24, &[(512 + 64) * 2], 0),
 ];
 
 /// Element sizes of the types that a config may name.
@@ -155,14 +227,11 @@ impl Config<'_> {
     fn kv_model(&self) -> Result<KvModel, ModelError> {
         let layers = self.number("num_hidden_layers")?;
         let element_bytes = self.element_bytes()?;
-        let tensors = match self.optional_number("kv_lora_rank")? {
+        let (heads, tensors) = match self.optional_number("kv_lora_rank")? {
             Some(latent) => {
                 let rope = self.number("qk_rope_head_dim")?;
-                vec![
-                    latent
-                        .checked_add(rope.get())
-                        .and_then(|elements| elements.checked_mul(element_bytes)),
-                ]
+                let elements = latent.checked_add(rope.get());
+                (None, vec![elements.and_then(|elements| elements.checked_mul(element_bytes))])
             }
             None => {
                 let heads = match self.optional_number("num_key_value_heads")? {
@@ -170,15 +239,14 @@ impl Config<'_> {
                     None => self.number("num_attention_heads")?,
                 };
                 let head = self.head_elements()?;
-                vec![
-                    heads.checked_mul(head).and_then(|elements| elements.checked_mul(element_bytes));
-                    2
-                ]
+                let elements = heads.checked_mul(head);
+                let tensor = elements.and_then(|elements| elements.checked_mul(element_bytes));
+                (Some(heads), vec![tensor; 2])
             }
         };
         let overflow = || ModelError::Overflow { path: self.path.to_owned() };
         let tensors = tensors.into_iter().collect::<Option<Vec<_>>>().ok_or_else(overflow)?;
-        let model = KvModel { name: self.name(), layers, tensors };
+        let model = KvModel { name: self.name(), layers, tensors, heads };
         model.bytes_per_token().ok_or_else(overflow)?;
         Ok(model)
     }
@@ -264,7 +332,7 @@ mod tests {
         ] {
             assert_eq!(name.parse::<KvModel>().unwrap().bytes_per_token(), Some(bytes), "{name}");
         }
-        for (name, _, _) in BUILT_IN {
+        for (name, ..) in BUILT_IN {
             assert_eq!(name.parse::<KvModel>().unwrap().name, name);
         }
     }
@@ -275,6 +343,23 @@ mod tests {
             "gpt-2".parse::<KvModel>().unwrap_err().to_string(),
             r#"no model "gpt-2"; known: deepseek-v3, qwen2.5-7b, qwen3-4b, kimi-k3"#
         );
+    }
+
+    #[test]
+    fn a_slice_of_heads_is_read_and_refused_where_the_heads_do_not_divide() {
+        let slice: HeadSlice = "3/4".parse().unwrap();
+        assert_eq!((slice.index(), slice.of(), slice.to_string().as_str()), (2, 4, "3/4"));
+        for bad in ["", "1", "0/4", "5/4", "1/0", "a/4", "1/4/2", "-1/4"] {
+            assert_eq!(bad.parse::<HeadSlice>(), Err(BadHeadSlice(bad.into())), "{bad}");
+        }
+        let refused = |name: &str, slice: &str| {
+            let model: KvModel = name.parse().unwrap();
+            model.slice_of_heads(slice.parse().unwrap()).map_err(|error| error.to_string())
+        };
+        assert_eq!(refused("qwen2.5-7b", "3/4"), Ok(slice));
+        let heads = "the KV cache of qwen2.5-7b cannot be sliced into 3: it has 4 heads";
+        assert_eq!(refused("qwen2.5-7b", "1/3"), Err(heads.into()));
+        assert!(refused("deepseek-v3", "1/4").unwrap_err().ends_with("one latent for all heads"));
     }
 
     #[test]

@@ -38,30 +38,83 @@ impl Verifier {
         Self { destination_bytes: layout.destination_bytes, by_destination }
     }
 
-    /// Reads the whole destination buffer, a chunk at a time and front to back, and compares every
-    /// byte. `read` fills its slice from the offset that it gets; what it fails with comes back.
-    pub fn verify<E>(
+    /// Reads the whole destination buffer, a chunk at a time, and compares every byte; several
+    /// threads share the work. `read` fills its slice from the offset that it gets; what it fails
+    /// with comes back.
+    pub fn verify<E: Send>(
         &self,
         seed: u64,
         guard_seed: u64,
-        read: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
+        read: impl Fn(u64, &mut [u8]) -> Result<(), E> + Sync,
     ) -> Result<Result<Verified, Mismatch>, E> {
-        self.verify_in_chunks(CHUNK_BYTES, seed, guard_seed, read)
+        self.verify_in_chunks(threads(), CHUNK_BYTES, seed, guard_seed, read)
     }
 
-    fn verify_in_chunks<E>(
+    fn verify_in_chunks<E: Send>(
         &self,
+        parts: u64,
         chunk_bytes: u64,
         seed: u64,
         guard_seed: u64,
-        mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
+        read: impl Fn(u64, &mut [u8]) -> Result<(), E> + Sync,
+    ) -> Result<Result<Verified, Mismatch>, E> {
+        // About as many bytes each; a piece belongs to the part that it begins in.
+        let cut = |part| {
+            let offset = u128::from(self.destination_bytes) * u128::from(part) / u128::from(parts);
+            self.by_destination.partition_point(|(_, piece)| u128::from(piece.destination) < offset)
+        };
+        let verify = |part| {
+            let pieces = self.by_destination.len();
+            // The last one has the guard behind all pieces, too.
+            let (end, whole) = match part + 1 == parts {
+                true => (pieces, Some(self.destination_bytes)),
+                false => (cut(part + 1), None),
+            };
+            self.verify_part(cut(part)..end, whole, chunk_bytes, seed, guard_seed, &read)
+        };
+        let outcomes: Vec<_> = std::thread::scope(|scope| {
+            let verify = &verify;
+            let threads: Vec<_> =
+                (0..parts).map(|part| scope.spawn(move || verify(part))).collect();
+            threads
+                .into_iter()
+                .map(|thread| {
+                    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                })
+                .collect()
+        });
+        let mut verified = Verified { piece_bytes: 0, guard_bytes: 0 };
+        for outcome in outcomes {
+            match outcome? {
+                Ok(part) => {
+                    verified.piece_bytes += part.piece_bytes;
+                    verified.guard_bytes += part.guard_bytes;
+                }
+                Err(mismatch) => return Ok(Err(mismatch)),
+            }
+        }
+        Ok(Ok(verified))
+    }
+
+    /// Front to back, from the end of the piece before these to `end`, or to the end of the last.
+    fn verify_part<E>(
+        &self,
+        pieces: Range<usize>,
+        end: Option<u64>,
+        chunk_bytes: u64,
+        seed: u64,
+        guard_seed: u64,
+        read: &impl Fn(u64, &mut [u8]) -> Result<(), E>,
     ) -> Result<Result<Verified, Mismatch>, E> {
         let (source, guard) = (Pattern::source(seed), Pattern::guard(guard_seed));
-        let total = self.destination_bytes;
-        let mut buffer = vec![0; chunk_bytes.min(total) as usize];
+        let before = pieces.start.checked_sub(1).map(|before| self.by_destination[before]);
+        let last = self.by_destination[pieces.clone()].last().copied().or(before);
+        let last_end = last.map_or(0, |(_, piece)| piece.destination_end());
+        let total = end.unwrap_or(last_end);
+        let mut buffer = Vec::new();
         let mut chunk = 0..0;
         let mut verified = Verified { piece_bytes: 0, guard_bytes: 0 };
-        for region in self.regions() {
+        for region in regions(before, &self.by_destination[pieces], total) {
             let (pattern, checked) = match region.place {
                 Place::Piece { .. } => (&source, &mut verified.piece_bytes),
                 Place::Guard { .. } => (&guard, &mut verified.guard_bytes),
@@ -69,9 +122,10 @@ impl Verifier {
             *checked += region.range.end - region.range.start;
             let mut offset = region.range.start;
             while offset < region.range.end {
-                if offset == chunk.end {
+                if offset == chunk.end || chunk.is_empty() {
                     chunk = offset..total.min(offset + chunk_bytes);
-                    read(offset, &mut buffer[..(chunk.end - chunk.start) as usize])?;
+                    buffer.resize((chunk.end - chunk.start) as usize, 0);
+                    read(offset, &mut buffer)?;
                 }
                 let end = region.range.end.min(chunk.end);
                 let found = &buffer[(offset - chunk.start) as usize..(end - chunk.start) as usize];
@@ -89,21 +143,30 @@ impl Verifier {
         }
         Ok(Ok(verified))
     }
+}
 
-    /// The destination buffer from front to back: a guard, which may be empty, before each piece
-    /// and after the last.
-    fn regions(&self) -> impl Iterator<Item = Region> {
-        let mut guard_start = 0;
-        let mut after = None;
-        let last = self.by_destination.last();
-        let rest = last.map_or(0, |(_, piece)| piece.destination_end())..self.destination_bytes;
-        let guards_and_pieces = self.by_destination.iter().flat_map(move |&(index, piece)| {
-            let guard = Region::guard(guard_start..piece.destination, after.replace(index));
-            guard_start = piece.destination_end();
-            [guard, Region::piece(index, piece)]
-        });
-        guards_and_pieces.chain([Region::guard(rest, last.map(|&(index, _)| index))])
-    }
+/// A part of a destination buffer from front to back: a guard, which may be empty, before each
+/// piece, and one after the last, up to `end`. It begins where the piece `before` them ends.
+fn regions(
+    before: Option<(usize, Piece)>,
+    pieces: &[(usize, Piece)],
+    end: u64,
+) -> impl Iterator<Item = Region> {
+    let mut guard_start = before.map_or(0, |(_, piece)| piece.destination_end());
+    let mut after = before.map(|(index, _)| index);
+    let last = pieces.last().copied().or(before);
+    let rest = last.map_or(0, |(_, piece)| piece.destination_end())..end;
+    let guards_and_pieces = pieces.iter().flat_map(move |&(index, piece)| {
+        let guard = Region::guard(guard_start..piece.destination, after.replace(index));
+        guard_start = piece.destination_end();
+        [guard, Region::piece(index, piece)]
+    });
+    guards_and_pieces.chain([Region::guard(rest, last.map(|(index, _)| index))])
+}
+
+/// How many threads share the filling and the checking of a buffer.
+pub(crate) fn threads() -> u64 {
+    std::thread::available_parallelism().map_or(1, |threads| threads.get().min(8) as u64)
 }
 
 /// What a check covered; the two sums are the size of the destination buffer.
@@ -272,7 +335,7 @@ mod tests {
             [(70, 300, 33), (8, 17, 21), (200, 100, 64), (3, 164, 1), (120, 340, 48), (20, 40, 8)]
                 .map(|(source, destination, len)| Piece { source, destination, len })
                 .to_vec();
-        Layout { pieces, source_bytes: 300, destination_bytes: 400 }
+        Layout::new(pieces, 300, 400)
     }
 
     /// The destination after the copies of `pieces`, as the patterns lay it out.
@@ -289,7 +352,17 @@ mod tests {
     }
 
     fn verify(layout: &Layout, destination: &[u8], chunk_bytes: u64) -> Result<Verified, Mismatch> {
+        verify_in_parts(1, layout, destination, chunk_bytes)
+    }
+
+    fn verify_in_parts(
+        parts: u64,
+        layout: &Layout,
+        destination: &[u8],
+        chunk_bytes: u64,
+    ) -> Result<Verified, Mismatch> {
         let Ok(outcome) = Verifier::new(layout).verify_in_chunks(
+            parts,
             chunk_bytes,
             SEED,
             GUARD_SEED,
@@ -298,7 +371,7 @@ mod tests {
         outcome
     }
 
-    fn reader(buffer: &[u8]) -> impl FnMut(u64, &mut [u8]) -> Result<(), Infallible> {
+    fn reader(buffer: &[u8]) -> impl Fn(u64, &mut [u8]) -> Result<(), Infallible> + Sync {
         |offset, bytes| {
             bytes.copy_from_slice(&buffer[offset as usize..][..bytes.len()]);
             Ok(())
@@ -324,12 +397,15 @@ mod tests {
     fn a_flipped_bit_is_found_at_every_byte_and_chunk_size() {
         let layout = odd_layout();
         let mut destination = destination_after(&layout, &layout.pieces);
-        for chunk_bytes in [1, 7, 8, 61, 400] {
-            assert!(verify(&layout, &destination, chunk_bytes).is_ok(), "chunks of {chunk_bytes}");
+        for (parts, chunk_bytes) in [(1, 1), (1, 7), (1, 8), (2, 61), (3, 400), (7, 61)] {
+            let verify =
+                |destination: &[u8]| verify_in_parts(parts, &layout, destination, chunk_bytes);
+            let verified = verify(&destination).expect("nothing is wrong yet");
+            assert_eq!(verified.piece_bytes + verified.guard_bytes, 400, "{parts} parts");
             for offset in 0..destination.len() {
                 let right = destination[offset];
                 destination[offset] ^= 0x10;
-                let mismatch = verify(&layout, &destination, chunk_bytes).unwrap_err();
+                let mismatch = verify(&destination).unwrap_err();
                 let index = layout.pieces.iter().position(|piece| {
                     (piece.destination..piece.destination_end()).contains(&(offset as u64))
                 });
@@ -347,7 +423,7 @@ mod tests {
                 );
                 let expected =
                     Mismatch { offset: offset as u64, expected: right, found: right ^ 0x10, place };
-                assert_eq!(mismatch, expected, "chunks of {chunk_bytes}");
+                assert_eq!(mismatch, expected, "{parts} parts, chunks of {chunk_bytes}");
                 destination[offset] = right;
             }
         }

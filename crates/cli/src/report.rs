@@ -15,6 +15,11 @@ pub(crate) struct Row {
     pub(crate) device: String,
     pub(crate) peer_device: String,
     pub(crate) op: String,
+    /// `ranges`, `strided` or `paged`.
+    pub(crate) form: String,
+    /// Batches that were submitted before any was waited for; `bytes`, `p50_us` and what follows
+    /// from them are those of all of them, `submit_us` and `descriptors` of one.
+    pub(crate) in_flight: usize,
     pub(crate) descriptors: u64,
     pub(crate) bytes: u64,
     pub(crate) iterations: usize,
@@ -24,7 +29,14 @@ pub(crate) struct Row {
     /// One contiguous copy of the same bytes in the same run.
     pub(crate) ceiling_gbps: f64,
     pub(crate) ratio: f64,
+    /// Median host time of submitting a batch.
+    pub(crate) submit_us: f64,
     pub(crate) submit_ns_per_descriptor: f64,
+    /// Median cost of asking a running batch, in nanoseconds; absent where none ran long enough.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) poll_ns: Option<f64>,
+    /// Median cost of asking a batch that has ended, in nanoseconds.
+    pub(crate) ended_poll_ns: f64,
     /// The very first transfer of this case, mappings included.
     pub(crate) cold_us: f64,
     /// One launch of packed descriptors, without the engine; only with `--bare`, on a GPU.
@@ -43,6 +55,11 @@ pub(crate) struct Row {
     /// Resident bytes of that process that are its own, neither registered nor mapped.
     pub(crate) private_rss_bytes: u64,
     pub(crate) pinned_bytes: u64,
+    /// Private resident bytes that the process gained in the timed transfers over just before
+    /// them, looked at between transfers and while batches run. The caller's list is no part.
+    pub(crate) heap_bytes: u64,
+    /// The same of the first transfer: mappings, and what the engine keeps for lists as long.
+    pub(crate) cold_heap_bytes: u64,
 }
 
 /// One case of `--interference`: a shape moved beside a load, and both of them alone. Times are
@@ -175,12 +192,14 @@ pub(crate) fn table(rows: &[Row]) -> String {
     table.set_header([
         "shape",
         "op",
+        "form",
         "pieces",
         "MB",
         "p50 us",
         "p99 us",
         "GB/s",
         "of contiguous",
+        "submit us",
         "submit ns/piece",
         "cold us",
         "path",
@@ -188,22 +207,40 @@ pub(crate) fn table(rows: &[Row]) -> String {
     ]);
     for row in rows {
         table.add_row([
-            row.shape.clone(),
+            match row.in_flight {
+                1 => row.shape.clone(),
+                batches => format!("{} x {batches}", row.shape),
+            },
             row.op.clone(),
+            row.form.clone(),
             row.descriptors.to_string(),
             format!("{:.1}", row.bytes as f64 / 1e6),
             format!("{:.1}", row.p50_us),
             format!("{:.1}", row.p99_us),
             format!("{:.2}", row.gbps),
             format!("{:.2}", row.ratio),
+            format!("{:.1}", row.submit_us),
             format!("{:.1}", row.submit_ns_per_descriptor),
             format!("{:.0}", row.cold_us),
             row.path.clone(),
             if row.verified { "verified" } else { "WRONG" }.to_owned(),
         ]);
     }
-    for column in table.column_iter_mut().skip(2).take(8) {
+    for column in table.column_iter_mut().skip(3).take(9) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table.to_string()
+}
+
+/// What the table leaves out: polls and memory, the worst of all rows.
+pub(crate) fn note(rows: &[Row]) -> String {
+    let most = |number: fn(&Row) -> f64| rows.iter().map(number).fold(0.0, f64::max);
+    format!(
+        "poll: {:.0} ns while running, {:.0} ns after the end; private memory grew by {:.1} MB, \
+         {:.1} MB pinned (medians and growth of the worst line)",
+        most(|row| row.poll_ns.unwrap_or(0.0)),
+        most(|row| row.ended_poll_ns),
+        most(|row| row.heap_bytes as f64 / 1e6),
+        most(|row| row.pinned_bytes as f64 / 1e6),
+    )
 }

@@ -3,22 +3,26 @@
 
 use std::io::{BufRead, Write};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use clap::Args;
-use kvferry_engine::device::Device;
 use kvferry_engine::device::load::{Load, Loads};
+use kvferry_engine::device::{Device, Vendor};
 use kvferry_engine::{
-    Buffer, Config, DeviceName, Engine, Op, Range, State, Target, measure, open_device,
+    Buffer, Config, Copies, DeviceName, Engine, Range, Target, measure, open_device,
 };
 use kvferry_node::{Node, NodeOptions, Peer};
 use serde::{Deserialize, Serialize};
 
 use crate::Failure;
 use crate::case::{Direction, Work};
+use crate::forms::{Ends, Form, Request};
 use crate::interference::{LoadName, Pace, WindowRan, window};
 use crate::layout::Layout;
-use crate::pattern::{Verifier, guard_fill, source_fill};
+use crate::pattern::{Verifier, guard_fill, source_fill, threads};
+use crate::soak::{self, Health};
+use crate::transfer::{Mover, Ran, Times, memory, nanoseconds, op};
 
 #[derive(Args, Debug)]
 pub(crate) struct Options {
@@ -31,12 +35,15 @@ pub(crate) struct Options {
 pub(crate) enum Command {
     /// Open the other worker's node.
     Open { name: String },
-    /// Lay out the work, and make this side's buffer large enough for it.
-    Prepare { work: Work, side: Side, seed: u64 },
+    /// Lay out the work, and make this side's buffer large enough for it; a `fresh` one is freed and
+    /// allocated again.
+    Prepare { work: Work, side: Side, seed: u64, fresh: bool },
     /// Fill the source with its pattern, or the destination with guard bytes.
     Fill { side: Side, seed: u64 },
     /// Move the prepared work. `peer` is the address of the other side's buffer.
-    Run { direction: Direction, peer: u64, times: usize, what: What },
+    Run { direction: Direction, peer: u64, times: usize, in_flight: usize, what: What },
+    /// Move the prepared work once, in shares of several forms and from several threads.
+    Soak { direction: Direction, peer: u64, threads: usize, seed: u64 },
     /// Compare every byte of the destination with what it must be.
     Verify { source_seed: u64, guard_seed: u64 },
     /// Start a compute load on the worker's device; `timing` reads how long each step takes.
@@ -47,6 +54,10 @@ pub(crate) enum Command {
     Window { direction: Direction, peer: u64, pace: Pace, milliseconds: u64 },
     /// Report memory use.
     Usage,
+    /// Free the buffer and forget the work.
+    Free,
+    /// Report what a leak would show in.
+    Health,
     /// Let go of the other worker, so that its end is no loss.
     Close,
 }
@@ -61,8 +72,8 @@ pub(crate) enum Side {
 /// What a run moves, and through what.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) enum What {
-    /// The pieces, through the public API.
-    Pieces,
+    /// The pieces in a form, through the public API.
+    Pieces(Form),
     /// As many bytes in one range, through the public API: the ceiling.
     Contiguous,
     /// The pieces, as one bare kernel launch of packed descriptors.
@@ -80,6 +91,9 @@ pub(crate) enum Answer {
     },
     Filled,
     Ran(Ran),
+    Soaked {
+        batches: u64,
+    },
     LoadStarted {
         /// What a step of it does.
         about: String,
@@ -96,17 +110,9 @@ pub(crate) enum Answer {
         peak_private: u64,
         pinned: u64,
     },
+    Freed,
+    Health(Health),
     Failed(String),
-}
-
-/// Times of a run, in nanoseconds.
-#[derive(Debug, Default, Deserialize, Serialize)]
-pub(crate) struct Ran {
-    /// From the call of submit to completion, each time.
-    pub(crate) whole: Vec<u64>,
-    /// The call of submit alone, each time.
-    pub(crate) submit: Vec<u64>,
-    pub(crate) path: String,
 }
 
 /// The first line a worker writes.
@@ -119,8 +125,6 @@ pub(crate) struct Ready {
     pub(crate) kernel: String,
 }
 
-/// A batch that does not end in this time is a failure of the bench.
-const PATIENCE: Duration = Duration::from_secs(120);
 /// Bytes filled at a time.
 const CHUNK: u64 = 4 << 20;
 
@@ -186,9 +190,14 @@ impl Worker {
                 self.peer = Some(self.node.open(&name)?);
                 Ok(Answer::Opened)
             }
-            Command::Prepare { work, side, seed } => self.prepare(&work, side, seed),
+            Command::Prepare { work, side, seed, fresh } => self.prepare(&work, side, seed, fresh),
             Command::Fill { side, seed } => self.fill(side, seed),
-            Command::Run { direction, peer, times, what } => self.run(direction, peer, times, what),
+            Command::Run { direction, peer, times, in_flight, what } => {
+                self.run(direction, peer, times, in_flight, what)
+            }
+            Command::Soak { direction, peer, threads, seed } => {
+                self.soak(direction, peer, threads, seed)
+            }
             Command::StartLoad { load, timing } => self.start_load(load, timing),
             Command::StopLoad => {
                 self.load = None;
@@ -203,14 +212,28 @@ impl Worker {
                 Ok(Answer::Closed)
             }
             Command::Usage => {
-                let (peak, peak_private) = peak_memory()?;
+                let (peak, peak_private) = memory()?;
                 let pinned = self.engine.pinned_bytes();
                 Ok(Answer::Usage { registered: self.registered, peak, peak_private, pinned })
             }
+            Command::Free => {
+                self.work = None;
+                Ok(Answer::Freed)
+            }
+            Command::Health => Health::of(self.target()?).map(Answer::Health),
         }
     }
 
-    fn prepare(&mut self, work: &Work, side: Side, seed: u64) -> Result<Answer, Failure> {
+    fn prepare(
+        &mut self,
+        work: &Work,
+        side: Side,
+        seed: u64,
+        fresh: bool,
+    ) -> Result<Answer, Failure> {
+        if fresh {
+            self.work = None;
+        }
         let layout = work.layout(seed)?;
         let bytes = layout.bytes();
         // Room for the contiguous copy of as many bytes, too.
@@ -240,14 +263,25 @@ impl Worker {
             Side::Source => source_fill,
             Side::Destination => guard_fill,
         };
-        let mut chunk = vec![0; CHUNK.min(bytes) as usize];
-        let mut offset = 0;
-        while offset < bytes {
-            let part = &mut chunk[..CHUNK.min(bytes - offset) as usize];
-            fill(offset, part, seed);
-            buffer.write(offset, part)?;
-            offset += part.len() as u64;
-        }
+        let next = AtomicU64::new(0);
+        let fill_chunks = || -> Result<(), Failure> {
+            let mut chunk = vec![0; CHUNK.min(bytes) as usize];
+            loop {
+                let offset = next.fetch_add(CHUNK, Ordering::Relaxed);
+                if offset >= bytes {
+                    return Ok(());
+                }
+                let part = &mut chunk[..CHUNK.min(bytes - offset) as usize];
+                fill(offset, part, seed);
+                buffer.write(offset, part)?;
+            }
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads()).map(|_| scope.spawn(fill_chunks)).collect();
+            threads.into_iter().try_for_each(|thread| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
+        })?;
         Ok(Answer::Filled)
     }
 
@@ -256,77 +290,60 @@ impl Worker {
         direction: Direction,
         peer: u64,
         times: usize,
+        in_flight: usize,
         what: What,
     ) -> Result<Answer, Failure> {
         let Prepared { layout, buffer } = self.prepared()?;
-        let local = buffer.addr();
-        let ranges: Vec<Range> = match what {
-            What::Contiguous => vec![Range { local, remote: peer, len: layout.bytes() }],
-            What::Pieces | What::BareLaunch => ranges(layout, local, direction, peer),
+        let target = self.target()?;
+        let ends = Ends { local: buffer.addr(), remote: peer, direction };
+        let form = match what {
+            What::Contiguous => {
+                let all = [Range { local: ends.local, remote: peer, len: layout.bytes() }];
+                let mover = self.mover(target, direction, (&all).into(), in_flight);
+                return mover.run(times).map(Answer::Ran);
+            }
+            What::BareLaunch => Form::Ranges,
+            What::Pieces(form) => form,
         };
-        let op = op(direction);
+        let request = Request::new(layout, form, ends)?;
+        if let (What::BareLaunch, Request::Ranges(ranges)) = (what, &request) {
+            let whole = measure::bare_launches(&self.engine, target, op(direction), ranges, times)?;
+            let whole = whole.unwrap_or_default().iter().map(nanoseconds).collect();
+            return Ok(Answer::Ran(Ran { whole, ..Ran::default() }));
+        }
+        self.mover(target, direction, request.copies(), in_flight).run(times).map(Answer::Ran)
+    }
+
+    fn mover<'a>(
+        &'a self,
+        target: &'a Target,
+        direction: Direction,
+        copies: Copies<'a>,
+        in_flight: usize,
+    ) -> Mover<'a> {
+        let yields = self.device.info().vendor == Vendor::Host;
+        Mover { engine: &self.engine, target, direction, copies, in_flight, yields }
+    }
+
+    /// The other worker, with the memory that it has registered now.
+    fn target(&self) -> Result<&Target, Failure> {
         let opened = self.peer.as_ref().ok_or("no peer was opened")?;
         opened.refresh()?;
-        let target = opened.target();
-        match what {
-            What::BareLaunch => {
-                let whole = measure::bare_launches(&self.engine, target, op, &ranges, times)?;
-                let whole = whole.unwrap_or_default().iter().map(nanoseconds).collect();
-                Ok(Answer::Ran(Ran { whole, ..Ran::default() }))
-            }
-            What::Pieces | What::Contiguous => {
-                self.transfer(target, op, &ranges, times).map(Answer::Ran)
-            }
-        }
+        Ok(opened.target())
     }
 
-    fn transfer(
-        &self,
-        target: &Target,
-        op: Op,
-        ranges: &[Range],
-        times: usize,
-    ) -> Result<Ran, Failure> {
-        let mut ran = Ran::default();
-        for _ in 0..times {
-            self.transfer_once(target, op, ranges, &mut ran)?;
-        }
-        Ok(ran)
-    }
-
-    fn transfer_once(
-        &self,
-        target: &Target,
-        op: Op,
-        ranges: &[Range],
-        ran: &mut Ran,
-    ) -> Result<(), Failure> {
-        let start = Instant::now();
-        let batch = self.engine.submit(target, op, ranges)?;
-        let submitted = start.elapsed();
-        let status = loop {
-            let status = self.engine.poll(batch)?;
-            if status.state != State::Running {
-                break status;
-            }
-            if start.elapsed() > PATIENCE {
-                return Err(format!("a batch did not end in {} s", PATIENCE.as_secs()).into());
-            }
-            // The processor moves host memory itself: let it.
-            if self.device.info().vendor == kvferry_engine::device::Vendor::Host {
-                std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
-            }
-        };
-        ran.whole.push(nanoseconds(&start.elapsed()));
-        ran.submit.push(nanoseconds(&submitted));
-        ran.path = status.path.to_string();
-        self.engine.release(batch)?;
-        match status.state {
-            State::Failed(error) => Err(error.into()),
-            _ => Ok(()),
-        }
+    fn soak(
+        &mut self,
+        direction: Direction,
+        peer: u64,
+        threads: usize,
+        seed: u64,
+    ) -> Result<Answer, Failure> {
+        let Prepared { layout, buffer } = self.prepared()?;
+        let ends = Ends { local: buffer.addr(), remote: peer, direction };
+        let target = self.target()?;
+        let batches = soak::move_in_shares(&self.engine, target, layout, ends, threads, seed)?;
+        Ok(Answer::Soaked { batches })
     }
 
     fn start_load(&mut self, load: LoadName, timing: bool) -> Result<Answer, Failure> {
@@ -350,23 +367,21 @@ impl Worker {
         let (bytes, list) = match (&self.work, pace) {
             (_, Pace::Nothing) => (0, Vec::new()),
             (Some(Prepared { layout, buffer }), _) => {
-                (layout.bytes(), ranges(layout, buffer.addr(), direction, peer))
+                let ends = Ends { local: buffer.addr(), remote: peer, direction };
+                (layout.bytes(), Request::new(layout, Form::Ranges, ends)?.expanded())
             }
             (None, _) => return Err("nothing was prepared".into()),
         };
-        let opened = self.peer.as_ref().ok_or("no peer was opened")?;
-        opened.refresh()?;
-        let target = opened.target();
-        let op = op(direction);
-        let mut ran = Ran::default();
+        let mover = self.mover(self.target()?, direction, (&list).into(), 1);
+        let mut found = Times::new(0, 1);
         let before = self.load.as_ref().map(Load::read).transpose()?;
-        let took = window(pace, length, bytes, || self.transfer_once(target, op, &list, &mut ran))?;
+        let took = window(pace, length, bytes, || mover.once(&mut found, || {}))?;
         let after = self.load.as_ref().map(Load::read).transpose()?;
         let mut answer = WindowRan {
             seconds: took.as_secs_f64(),
-            bytes: bytes * ran.whole.len() as u64,
-            whole: ran.whole,
-            path: ran.path,
+            bytes: bytes * found.whole.len() as u64,
+            path: found.path.map(|path| path.to_string()).unwrap_or_default(),
+            whole: found.whole,
             ..WindowRan::default()
         };
         if let (Some(before), Some(after)) = (before, after) {
@@ -389,34 +404,4 @@ impl Worker {
     fn prepared(&self) -> Result<&Prepared, Failure> {
         self.work.as_ref().ok_or_else(|| "nothing was prepared".into())
     }
-}
-
-/// The pieces of a layout, from this process's side.
-fn ranges(layout: &Layout, local: u64, direction: Direction, peer: u64) -> Vec<Range> {
-    let range = |source: u64, destination: u64, len| match direction {
-        Direction::Write => Range { local: local + source, remote: peer + destination, len },
-        Direction::Read => Range { local: local + destination, remote: peer + source, len },
-    };
-    layout.pieces.iter().map(|piece| range(piece.source, piece.destination, piece.len)).collect()
-}
-
-fn op(direction: Direction) -> Op {
-    match direction {
-        Direction::Write => Op::Write,
-        Direction::Read => Op::Read,
-    }
-}
-
-fn nanoseconds(duration: &Duration) -> u64 {
-    duration.as_nanos() as u64
-}
-
-/// Most resident bytes of this process so far, and those now that are its own and not shared.
-fn peak_memory() -> Result<(u64, u64), Failure> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let field = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-        line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok().map(|kib| kib << 10)
-    };
-    Ok((field("VmHWM:").unwrap_or(0), field("RssAnon:").unwrap_or(0)))
 }

@@ -123,6 +123,75 @@ fn a_models_cache_moves_by_name_and_by_its_configuration_file() {
     }
 }
 
+fn rows(path: &std::path::Path) -> Vec<Value> {
+    let lines = std::fs::read_to_string(path).expect("written");
+    lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+#[test]
+fn a_compact_form_moves_the_same_verified_bytes_and_says_what_it_cost_the_host() {
+    let directory = tempfile::tempdir().expect("a folder");
+    let json = directory.path().join("out.jsonl");
+    let path = json.to_str().expect("text");
+    for (case, expected) in [
+        (&["--shape", "W07a", "--form", "strided", "--bare"][..], &["strided"][..]),
+        (&["--shape", "W07b,R2", "--form", "paged"], &["paged", "paged"]),
+        (&["--shape", "W07a,W07b,W18", "--form", "auto"], &["strided", "paged", "ranges"]),
+        (&["--model", "deepseek-v3", "--tokens", "100", "--form", "paged"], &["paged"]),
+        (&["--model", "qwen2.5-7b", "--tokens", "100", "--head-slice", "3/4"], &["ranges"]),
+        (
+            &["--model", "qwen2.5-7b", "--tokens", "100", "--head-slice", "3/4", "--form", "auto"],
+            &["paged"],
+        ),
+    ] {
+        for op in ["write", "read"] {
+            let more = ["--iterations", "2", "--op", op, "--json", path];
+            let output = kvferry(&[&["bench"], case, &more].concat(), &[]);
+            assert!(output.status.success(), "{case:?}: {}", text(&output.stderr));
+            let rows = rows(&json);
+            let forms: Vec<_> = rows.iter().map(|row| row["form"].as_str()).collect();
+            let expected: Vec<_> = expected.iter().copied().map(Some).collect();
+            assert_eq!(forms, expected, "{case:?}");
+            for row in &rows {
+                assert_eq!(row["verified"], true, "{case:?}");
+                for number in ["submit_us", "ended_poll_ns", "heap_bytes", "pinned_bytes"] {
+                    assert!(row[number].is_number(), "{number} in {row}");
+                }
+            }
+            assert!(text(&output.stdout).contains("ns after the end"), "{}", text(&output.stdout));
+        }
+    }
+}
+
+#[test]
+fn batches_in_flight_are_counted_together_and_verified() {
+    let directory = tempfile::tempdir().expect("a folder");
+    let json = directory.path().join("out.jsonl");
+    let path = json.to_str().expect("text");
+    let arguments = ["bench", "--shape", "R2", "--in-flight", "5", "--iterations", "2"];
+    let output = kvferry(&[&arguments[..], &["--json", path]].concat(), &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("R2 dsa-index x 5"), "{}", text(&output.stdout));
+    let [row] = &rows(&json)[..] else { panic!("one line") };
+    assert_eq!((&row["in_flight"], &row["bytes"]), (&5.into(), &(5 * 8_110_080).into()));
+    assert!(row["poll_ns"].as_f64().is_some_and(|poll| poll > 0.0), "the first is waited for");
+}
+
+#[test]
+fn a_soak_verifies_random_rounds_and_reports_what_grew() {
+    let arguments = ["soak", "--minutes", "0.03", "--most-mib", "1", "--seed", "11"];
+    let output = kvferry(&[&arguments[..], &["--threads", "3"]].concat(), &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("seed 11"), "{}", text(&output.stderr));
+    let said = text(&output.stdout);
+    assert!(said.contains("mismatches 0") && said.lines().count() == 1, "{said}");
+    let rounds = said.split_once(" rounds").and_then(|(rounds, _)| rounds.parse::<u64>().ok());
+    assert!(rounds.is_some_and(|rounds| rounds > 24), "more than the warm-up: {said}");
+    for what in ["mappings", "maps", "fds", "MB ->"] {
+        assert!(said.contains(what), "{what} is missing: {said}");
+    }
+}
+
 #[test]
 fn a_mistake_of_the_user_is_answered_with_what_would_be_right() {
     for (arguments, knobs, expected) in [
@@ -132,6 +201,13 @@ fn a_mistake_of_the_user_is_answered_with_what_would_be_right() {
         (&["bench", "--interference", "fan"], &[], "blocks"),
         (&["bench", "--interference", "gemm", "--rate", "0"], &[], "more than 0"),
         (&["bench", "--rate", "1"], &[], "--interference"),
+        (&["bench", "--shape", "R2", "--form", "strided"], &[], "use --form paged"),
+        (&["bench", "--shape", "R3", "--form", "paged"], &[], "R3 head-sliced has no paged form"),
+        (&["bench", "--shape", "R2", "--head-slice", "1/4"], &[], "add --model"),
+        (&["bench", "--model", "deepseek-v3", "--head-slice", "1/4"], &[], "one latent"),
+        (&["bench", "--model", "qwen2.5-7b", "--head-slice", "5/4"], &[], "K from 1 to N"),
+        (&["bench", "--in-flight", "0"], &[], "--in-flight"),
+        (&["soak", "--minutes", "0"], &[], "more than 0"),
         (&["bench", "--shape", "R2", "--device", "cuda:999"], &[], "no device cuda:999"),
         (
             &["bench", "--shape", "R2"],

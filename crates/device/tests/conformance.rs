@@ -3,9 +3,8 @@
 
 use std::sync::Arc;
 
-use kvferry_device::conformance::Application;
 use kvferry_device::sim::{SimOptions, sim};
-use kvferry_device::{Device, device_conformance, ordering_conformance};
+use kvferry_device::{Device, device_conformance};
 
 fn host() -> Option<Arc<dyn Device>> {
     Some(kvferry_device::host().expect("host memory is always there"))

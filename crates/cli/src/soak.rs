@@ -1,0 +1,310 @@
+//! Random transfers between two processes for as long as asked, every round verified, and a look
+//! at what a leak would show in.
+
+use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use kvferry_engine::{DeviceName, Engine, Part, State, SubmitOptions, Target};
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use serde::{Deserialize, Serialize};
+
+use crate::Failure;
+use crate::bench::Worker;
+use crate::case::{Direction, Work};
+use crate::forms::{Ends, Form, Request};
+use crate::layout::Layout;
+use crate::transfer::{PATIENCE, op, private_memory};
+use crate::worker::{Answer, Command, Side};
+
+/// Rounds of random pieces: 1 to 50,000 of 1 B to 3 MiB at any alignment, as ranges, strided runs
+/// and pages, written and read, with and without the kernel, in batches of several threads at once.
+/// Buffers are freed and allocated again every few rounds. Every byte of the receiver is verified
+/// after each round, guards included.
+///
+/// It fails at the first wrong byte, and if over the time after the warm-up a process gained more
+/// than 64 MiB of private memory, 64 lines of /proc/self/maps, 8 file descriptors or one mapping of
+/// the other's memory, all buffers freed.
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    /// How long; a part of a minute will do
+    #[arg(long, default_value = "10", value_parser = minutes)]
+    minutes: f64,
+    /// Where the one process keeps its memory: host or cuda:N
+    #[arg(long, default_value = "host")]
+    device: DeviceName,
+    /// Where the other keeps its own [default: the same]
+    #[arg(long)]
+    peer_device: Option<DeviceName>,
+    /// Threads that submit at once
+    #[arg(long, default_value = "4")]
+    threads: NonZeroUsize,
+    /// Bytes of a round, at most
+    #[arg(long, value_name = "MIB", default_value = "64", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    most_mib: u64,
+    /// Seed of everything random [default: another each time; it is printed]
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+fn minutes(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(minutes) if minutes > 0.0 && minutes <= 1e6 => Ok(minutes),
+        _ => Err("expected a number of minutes that is more than 0".to_owned()),
+    }
+}
+
+/// Rounds before the first look at memory. Half of them are as large as a round can be, so that
+/// whatever grows with the largest list has grown.
+const WARM_UP: u64 = 24;
+
+/// What a leak would show in, with all buffers freed.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+pub(crate) struct Health {
+    /// Allocations of the other process that are mapped here.
+    mappings: u64,
+    /// Lines of /proc/self/maps.
+    maps: u64,
+    /// Open file descriptors.
+    descriptors: u64,
+    /// Resident bytes that are this process's own.
+    private_bytes: u64,
+}
+
+/// How much of each a process may gain.
+const MOST_GROWTH: Health =
+    Health { mappings: 0, maps: 64, descriptors: 8, private_bytes: 64 << 20 };
+
+impl Health {
+    pub(crate) fn of(target: &Target) -> Result<Self, Failure> {
+        Ok(Self {
+            mappings: target.open_count() as u64,
+            maps: std::fs::read_to_string("/proc/self/maps")?.lines().count() as u64,
+            descriptors: std::fs::read_dir("/proc/self/fd")?.count() as u64,
+            private_bytes: private_memory()?,
+        })
+    }
+
+    /// What grew beyond its bound since `start`.
+    fn leaks(&self, start: &Self) -> Vec<String> {
+        [
+            ("mappings", start.mappings, self.mappings, MOST_GROWTH.mappings),
+            ("lines of /proc/self/maps", start.maps, self.maps, MOST_GROWTH.maps),
+            ("file descriptors", start.descriptors, self.descriptors, MOST_GROWTH.descriptors),
+            ("private bytes", start.private_bytes, self.private_bytes, MOST_GROWTH.private_bytes),
+        ]
+        .into_iter()
+        .filter(|&(_, start, end, most)| end > start + most)
+        .map(|(what, start, end, most)| {
+            format!("{what} grew from {start} to {end}, more than by {most}")
+        })
+        .collect()
+    }
+}
+
+impl std::fmt::Display for Health {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { mappings, maps, descriptors, private_bytes } = self;
+        let private = *private_bytes as f64 / 1e6;
+        write!(f, "{mappings} mappings, {maps} maps, {descriptors} fds, {private:.1} MB")
+    }
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let seed = options.seed.unwrap_or_else(rand::random);
+    let peer_device = options.peer_device.unwrap_or(options.device);
+    let mut soak = Soak {
+        workers: [Worker::start("first", options.device)?, Worker::start("second", peer_device)?],
+        random: SmallRng::seed_from_u64(seed),
+        threads: options.threads.get(),
+        most_bytes: options.most_mib << 20,
+        rounds: 0,
+        batches: 0,
+        bytes: 0,
+    };
+    let [first, second] = &mut soak.workers;
+    first.open(second)?;
+    second.open(first)?;
+    eprintln!("soak of {} and {}, seed {seed}", first.ready.device, second.ready.device);
+
+    let time = Duration::from_secs_f64(options.minutes * 60.0);
+    let progress = ProgressBar::new(time.as_secs().max(1));
+    progress.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} s {msg}")?);
+    let round = |soak: &mut Soak, largest| {
+        progress.set_message(format!("round {}, {} MB", soak.rounds, soak.bytes / 1_000_000));
+        let done = soak.round(largest);
+        done.map_err(|error| format!("round {} of seed {seed}: {error}", soak.rounds))
+    };
+    for warm_up in 0..WARM_UP {
+        round(&mut soak, warm_up % 2 == 0)?;
+    }
+    let start = soak.health()?;
+    let begin = Instant::now();
+    while begin.elapsed() < time {
+        round(&mut soak, false)?;
+        progress.set_position(begin.elapsed().as_secs());
+    }
+    let end = soak.health()?;
+    progress.finish_and_clear();
+    println!(
+        "{} rounds, {} batches, {} bytes, mismatches 0; first process: {} -> {}; second: {} -> {}",
+        soak.rounds, soak.batches, soak.bytes, start[0], end[0], start[1], end[1]
+    );
+    let leaks: Vec<_> = end.iter().zip(&start).flat_map(|(end, start)| end.leaks(start)).collect();
+    if !leaks.is_empty() {
+        return Err(leaks.join("; ").into());
+    }
+    let [mut first, mut second] = soak.workers;
+    first.ask(&Command::Close)?;
+    second.ask(&Command::Close)?;
+    first.end()?;
+    second.end()
+}
+
+struct Soak {
+    workers: [Worker; 2],
+    random: SmallRng,
+    threads: usize,
+    most_bytes: u64,
+    rounds: u64,
+    batches: u64,
+    bytes: u64,
+}
+
+impl Soak {
+    /// Moves and verifies one random layout.
+    fn round(&mut self, largest: bool) -> Result<(), Failure> {
+        let random = &mut self.random;
+        let seed: u64 = random.random();
+        let direction = *[Direction::Write, Direction::Read].choose(random).expect("there are two");
+        let fresh = [random.random_ratio(1, 4), random.random_ratio(1, 4)];
+        let work = Work::Random { most_bytes: self.most_bytes, largest };
+        let [first, second] = &mut self.workers;
+        let (source, destination) = if random.random() { (first, second) } else { (second, first) };
+        let (from, _, bytes) = source.prepare_anew(&work, Side::Source, seed, fresh[0])?;
+        let (to, ..) = destination.prepare_anew(&work, Side::Destination, seed, fresh[1])?;
+        let (source_seed, guard_seed) = (seed.wrapping_add(1), seed.wrapping_add(2));
+        source.ask(&Command::Fill { side: Side::Source, seed: source_seed })?;
+        destination.ask(&Command::Fill { side: Side::Destination, seed: guard_seed })?;
+        let (mover, peer) = match direction {
+            Direction::Write => (&mut *source, to),
+            Direction::Read => (&mut *destination, from),
+        };
+        let command = Command::Soak { direction, peer, threads: self.threads, seed };
+        match mover.ask(&command)? {
+            Answer::Soaked { batches } => self.batches += batches,
+            other => return Err(mover.unexpected(&other)),
+        }
+        let label = format!("random pieces of seed {seed}, {}", direction.name());
+        destination.verify(&label, source_seed, guard_seed)?;
+        self.rounds += 1;
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Of both processes, all buffers freed.
+    fn health(&mut self) -> Result<[Health; 2], Failure> {
+        for worker in &mut self.workers {
+            worker.ask(&Command::Free)?;
+        }
+        let [first, second] = &mut self.workers;
+        let health = |worker: &mut Worker| match worker.ask(&Command::Health)? {
+            Answer::Health(health) => Ok(health),
+            other => Err(worker.unexpected(&other)),
+        };
+        Ok([health(first)?, health(second)?])
+    }
+}
+
+/// Moves the pieces of a layout once, in batches of several forms that several threads submit at
+/// the same time. Returns how many batches.
+pub(crate) fn move_in_shares(
+    engine: &Engine,
+    target: &Target,
+    layout: &Layout,
+    ends: Ends,
+    threads: usize,
+    seed: u64,
+) -> Result<u64, Failure> {
+    let mut random = SmallRng::seed_from_u64(seed);
+    let forms: Vec<_> = [Form::Ranges, Form::Strided, Form::Paged]
+        .into_iter()
+        .filter(|form| form.of(layout).is_ok())
+        .collect();
+    let form = *forms.choose(&mut random).expect("ranges are always a form");
+    let batches = threads * random.random_range(1..=4);
+    let shares: Vec<_> = Request::new(layout, form, ends)?
+        .split(batches)
+        .into_iter()
+        .map(|share| {
+            let ranges = random.random_ratio(1, 3);
+            let share = if ranges { Request::Ranges(share.expanded()) } else { share };
+            (share, random.random_ratio(1, 8))
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = shares
+            .chunks(batches / threads)
+            .map(|shares| scope.spawn(|| move_shares(engine, target, ends, shares)))
+            .collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|_| Err("a thread of the soak panicked".into()))
+        })
+    })?;
+    Ok(batches as u64)
+}
+
+/// Submits each share as a batch, without the kernel where it says so, then waits for all.
+fn move_shares(
+    engine: &Engine,
+    target: &Target,
+    ends: Ends,
+    shares: &[(Request<'_>, bool)],
+) -> Result<(), Failure> {
+    let submit = |(share, without_kernel): &(Request<'_>, bool)| {
+        let part = Part { target, op: op(ends.direction), copies: share.copies() };
+        let options = SubmitOptions { after: None, without_kernel: *without_kernel };
+        engine.submit_parts(&[part], &options)
+    };
+    let batches = shares.iter().map(submit).collect::<Result<Vec<_>, _>>()?;
+    for batch in batches {
+        let status = engine.wait(batch, PATIENCE)?;
+        match status.state {
+            State::Completed => engine.release(batch)?,
+            State::Failed(error) => return Err(error.into()),
+            State::Running => {
+                return Err(format!("a batch did not end in {} s", PATIENCE.as_secs()).into());
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growth_beyond_a_bound_is_a_leak_and_is_named() {
+        let start = Health { mappings: 0, maps: 100, descriptors: 10, private_bytes: 1 << 20 };
+        let within = Health {
+            mappings: 0,
+            maps: 164,
+            descriptors: 18,
+            private_bytes: (64 << 20) + (1 << 20),
+        };
+        assert_eq!(within.leaks(&start), Vec::<String>::new());
+        for (beyond, what) in [
+            (Health { mappings: 1, ..within }, "mappings grew from 0 to 1, more than by 0"),
+            (Health { maps: 165, ..within }, "lines of /proc/self/maps grew from 100 to 165"),
+            (Health { descriptors: 19, ..within }, "file descriptors grew from 10 to 19"),
+            (Health { private_bytes: 1 << 30, ..within }, "private bytes grew from 1048576"),
+        ] {
+            let leaks = beyond.leaks(&start);
+            assert!(leaks.len() == 1 && leaks[0].starts_with(what), "{leaks:?}");
+        }
+    }
+}
