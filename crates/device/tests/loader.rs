@@ -151,9 +151,11 @@ struct Answers(String);
 impl Answers {
     fn to(&self, question: &str) -> &str {
         let mut lines = self.0.lines();
-        lines.find_map(|line| line.strip_prefix(question)?.strip_prefix(": ")).unwrap_or_else(|| {
-            panic!("no answer to {question}:\n{}", self.0);
-        })
+        lines.find_map(|line| line.strip_prefix(question)?.strip_prefix(": ")).unwrap_or_else(
+            || {
+                panic!("no answer to {question}:\n{}", self.0);
+            },
+        )
     }
 
     #[track_caller]
