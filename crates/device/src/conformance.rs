@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::{
     CopyDescriptor, CopySource, Device, Error, Export, Memory, Queue, QueueOptions, SliceSource,
-    Ticket, Work,
+    Ticket, Vendor, Work,
 };
 
 pub use compact::*;
@@ -46,6 +46,7 @@ macro_rules! device_conformance {
                 complete_is_never_said_before_the_bytes_are_there
                 a_source_that_stutters_is_read_to_its_end
                 piece_counts_around_the_limits_of_a_grid_arrive
+                mixed_sizes_beyond_the_limits_of_batch_calls_arrive_time_and_again
                 offsets_beyond_four_gibibytes_are_exact
                 every_method_works_on_a_thread_that_never_touched_the_device
                 two_queues_work_at_the_same_time
@@ -421,6 +422,52 @@ pub fn piece_counts_around_the_limits_of_a_grid_arrive(device: Arc<dyn Device>) 
         let ticket = submit(&mut *queue, &mut pieces, &[]);
         finish(&mut *queue, ticket);
         assert!(read(&device, destination.addr(), bytes as usize) == data, "{count} pieces");
+    }
+}
+
+#[doc(hidden)]
+pub fn mixed_sizes_beyond_the_limits_of_batch_calls_arrive_time_and_again(device: Arc<dyn Device>) {
+    // FAILURES.md B28: lists of host memory that crash or hang a vendor's batch call, some at once
+    // and some when repeated.
+    let (rounds, long_rounds) = match device.info().vendor {
+        Vendor::Cuda => (200, 20),
+        Vendor::Host | Vendor::Sim => (4, 2),
+    };
+    const LONGEST: u64 = 3 << 10;
+    let bytes = pattern(1 << 20, 11);
+    let addr = bytes.as_ptr().expose_provenance() as u64;
+    let source = Arc::clone(&device).map_host(addr, bytes.len() as u64).expect("page-locked");
+    let mut queue = Arc::clone(&device).queue(&QueueOptions::default()).expect("a queue");
+    for (count, rounds) in
+        [(4096, rounds), (4097, rounds), (8192, rounds), (8193, rounds), (51_828, long_rounds)]
+    {
+        // Every length in turn, in no order; one byte between two destinations stays as it was.
+        let lengths = (0..count).map(|at| at * 1187 % LONGEST + 1);
+        let total: u64 = lengths.clone().map(|len| len + 1).sum();
+        let destination = allocate(&device, total);
+        write(&device, destination.addr(), &vec![GUARD; total as usize]);
+        for round in 0..rounds {
+            // Of other bytes than in the round before, so that old ones are wrong.
+            let from = |at: u64| (at * 8191 + round * 13) % (bytes.len() as u64 - LONGEST);
+            let mut end = 0;
+            let list: Vec<_> = (0..count)
+                .zip(lengths.clone())
+                .map(|(at, len)| {
+                    let dst = destination.addr() + end;
+                    end += len + 1;
+                    CopyDescriptor { src: source.addr() + from(at), dst, len }
+                })
+                .collect();
+            let ticket = submit(&mut *queue, &mut SliceSource(&list), &[]);
+            finish(&mut *queue, ticket);
+            let found = read(&device, destination.addr(), total as usize);
+            for (at, copy) in (0..count).zip(&list) {
+                let (src, len) = (from(at) as usize, copy.len as usize);
+                let (piece, rest) = found[(copy.dst - destination.addr()) as usize..].split_at(len);
+                let arrived = *piece == bytes[src..src + len] && rest[0] == GUARD;
+                assert!(arrived, "piece {at} of {count}, {len} bytes, round {round}");
+            }
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Every device passes one suite. A device that is not there is skipped with a line that says why;
 //! `KVFERRY_TEST_REQUIRE=cuda` turns that into a failure.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use kvferry_device::sim::{SimOptions, sim};
@@ -40,3 +41,26 @@ fn cuda(kernel: bool) -> Option<Arc<dyn Device>> {
 device_conformance!(cuda_gpu, || super::cuda(true));
 #[cfg(feature = "cuda")]
 device_conformance!(cuda_gpu_without_kernel, || super::cuda(false));
+
+/// FAILURES.md B28: those calls crash and hang on lists that their documentation allows.
+#[test]
+fn no_source_file_calls_a_vendors_batch_copy() {
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+    let mut files = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in folder.read_dir().expect("a folder of ours") {
+            let path = entry.expect("listed").path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).expect("a source file").to_lowercase();
+            // cuMemcpyBatchAsync, cuMemcpy3DBatchAsync, hipMemcpyBatchAsync and their versions.
+            for call in ["memcpybatch", "memcpy3dbatch"] {
+                assert!(!text.contains(call), "{} names {call}", path.display());
+            }
+            files += 1;
+        }
+    }
+    assert!(files > 20, "only {files} files were read");
+}

@@ -1,5 +1,5 @@
-//! Where there is no copy kernel, its pieces go by DMA: never in silence, and not at all if the
-//! operator says so.
+//! What moves the bytes. Where there is no copy kernel, its pieces go by DMA: never in silence, and
+//! not at all if the operator says so.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use kvferry_device::sim::{SimOptions, sim};
 use kvferry_device::{Device, DeviceUuid, Export};
+use kvferry_engine::profile::Values;
 use kvferry_engine::{
     AllocationKey, BatchStatus, Buffer, Config, Copies, Engine, Error, Exports, ExportsError,
-    Mismatch, Op, Part, Path, Probe, Range, State, Strided, SubmitOptions, Target,
+    Mismatch, Op, Part, Path, Probe, Profile, Range, State, Strided, SubmitOptions, Target,
 };
 
 const LONG: Duration = Duration::from_secs(60);
@@ -177,23 +178,24 @@ fn strict_refuses_a_fallback_with_its_path_and_its_reason_and_nothing_moves() {
 #[test]
 fn a_choice_of_dma_is_no_fallback_and_neither_refused_nor_logged() {
     let without_kernel = SubmitOptions { without_kernel: true, ..SubmitOptions::default() };
-    let strict = ("MC_KVFERRY_STRICT", "1");
-    let cases: [(&str, &[(&str, &str)], u64, u64, &SubmitOptions); 4] = [
-        ("few", &[("MC_KVFERRY_BATCH_MIN", "16")], 15, 512, &SubmitOptions::default()),
-        ("large", &[("MC_KVFERRY_SMALL_MAX_BYTES", "1K")], 40, 4096, &SubmitOptions::default()),
-        ("asked for", &[], 40, 512, &without_kernel),
-        ("off", &[("MC_KVFERRY_KERNEL", "off")], 40, 512, &SubmitOptions::default()),
+    let plain = SubmitOptions::default();
+    // One knob, and the pieces and their bytes.
+    let cases = [
+        (("MC_KVFERRY_BATCH_MIN", "16"), (15, 512), &plain),
+        (("MC_KVFERRY_SMALL_MAX_BYTES", "1K"), (40, 4096), &plain),
+        (("MC_KVFERRY_KERNEL", "off"), (40, 512), &plain),
+        (("MC_KVFERRY_KERNEL", "on"), (40, 512), &without_kernel),
     ];
-    for (name, knobs, count, len, options) in cases {
-        let knobs: Vec<_> = knobs.iter().copied().chain([strict]).collect();
+    for (knob, (count, len), options) in cases {
+        let knobs = [knob, ("MC_KVFERRY_STRICT", "1")];
         let lines = logged(|| {
             let a_loop = Loop::new(false, &knobs);
             let ranges = a_loop.ranges(count, len);
             let target = a_loop.target("decode");
             let status = a_loop.submit(&target, Copies::Ranges(&ranges), options);
-            assert_eq!(status.map(|status| status.path), Ok(Path::Dma), "{name}");
+            assert_eq!(status.map(|status| status.path), Ok(Path::Dma), "{knobs:?}");
         });
-        assert!(lines.is_empty(), "{name}: {lines:#?}");
+        assert!(lines.is_empty(), "{knobs:?}: {lines:#?}");
     }
 }
 
@@ -205,5 +207,42 @@ fn strict_takes_nothing_from_a_device_with_a_kernel_and_kernel_off_keeps_it_from
         let target = a_loop.target("decode");
         let status = a_loop.submit(&target, Copies::Ranges(&ranges), &SubmitOptions::default());
         assert_eq!(status.map(|status| status.path), Ok(path));
+    }
+}
+
+#[test]
+fn pieces_are_small_or_large_by_the_profile_of_the_device_that_copies_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let lookup = |asked: &str| (asked == "MC_KVFERRY_CACHE_DIR").then(|| folder.path().into());
+    let config = Config::from_lookup(lookup).expect("good knobs");
+    let gpu = sim(&SimOptions::default()).expect("always there").0;
+    let host = kvferry_device::host().expect("always there");
+    let info = gpu.info();
+    let profile = Profile {
+        date: "2026-11-29T12:00:00Z".into(),
+        name: info.name.clone(),
+        uuid: info.uuid.to_string(),
+        architecture: info.architecture.clone(),
+        values: Values { small_max_bytes: 1024, ..Values::of(&config) },
+        samples: Vec::new(),
+    };
+    profile.store(&config, info).expect("stores");
+    let engine = Engine::new(config, vec![Arc::clone(&host), Arc::clone(&gpu)]).expect("an engine");
+    let [on_host, on_gpu, more_on_gpu] =
+        [&host, &gpu, &gpu].map(|device| engine.allocate(device, BYTES).expect("memory"));
+    let target = engine.open("self", engine.segment(), Arc::new(NoExports)).expect("opens");
+    // The GPU copies for host memory, too.
+    for (local, remote) in [(&on_host, &on_gpu), (&more_on_gpu, &on_gpu)] {
+        for (len, path) in [(1024, Path::Kernel), (1025, Path::Dma)] {
+            let range = |at: u64| Range {
+                local: local.addr() + at * 4096,
+                remote: remote.addr() + at * 8192 + at % 2,
+                len,
+            };
+            let ranges: Vec<_> = (0..40).map(range).collect();
+            let id = engine.submit(&target, Op::Write, &ranges).expect("submits");
+            let status = engine.wait(id, LONG).expect("known");
+            assert_eq!((status.state, status.path), (State::Completed, path), "{len} bytes");
+        }
     }
 }

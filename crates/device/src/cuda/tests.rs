@@ -1,3 +1,11 @@
+#[cfg(feature = "testing")]
+mod last_error;
+#[cfg(feature = "testing")]
+mod spinning;
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
 use super::*;
 
 /// The device, or a line that says why the test is skipped.
@@ -9,6 +17,33 @@ fn first_device() -> Option<Arc<dyn Device>> {
             None
         }
     }
+}
+
+/// Runs a test of this module, named by its path from here, as the only one of a new process: the
+/// GPU's hardware queues and the process's contexts are its own, and if it hangs it is ended.
+fn alone(test: &str, body: impl FnOnce()) {
+    const ALONE: &str = "KVFERRY_TEST_ALONE";
+    const LIMIT: Duration = Duration::from_secs(120);
+    if std::env::var(ALONE).is_ok_and(|name| name == test) {
+        return body();
+    }
+    let mut child = Command::new(std::env::current_exe().expect("this binary"))
+        .args([&format!("cuda::tests::{test}"), "--exact", "--nocapture", "--test-threads=1"])
+        .env(ALONE, test)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it can be started");
+    let start = Instant::now();
+    while child.try_wait().expect("our own child").is_none() {
+        if start.elapsed() > LIMIT {
+            let _ = child.kill();
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let output = child.wait_with_output().expect("it has ended");
+    let said = String::from_utf8_lossy(&output.stdout);
+    // Zero tests would be a success, too.
+    assert!(output.status.success() && said.contains("1 passed"), "{}: {said}", output.status);
 }
 
 #[test]

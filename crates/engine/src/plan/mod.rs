@@ -56,7 +56,7 @@ pub struct Window {
 }
 
 /// What is small and what is large.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Pieces up to this many bytes are small.
     pub small_max_bytes: u64,

@@ -7,7 +7,7 @@ use super::{Extent, Op, Range, destination};
 use crate::error::{RangeError, Side};
 
 /// A bitmap with more words than this per range costs more than sorting.
-const WORDS_PER_RANGE: u64 = 24;
+const WORDS_PER_RANGE: u64 = 16;
 
 /// Bits of a word of the bitmap.
 const WORD: u64 = u64::BITS as u64;
@@ -251,4 +251,116 @@ fn order_by(ranges: &[Range], addr: fn(&Range) -> u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..ranges.len()).filter(|&index| ranges[index].len > 0).collect();
     order.sort_unstable_by_key(|&index| addr(&ranges[index]));
     order
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::{Limits, Scratch, Window, check_bounds};
+    use super::*;
+
+    /// What the bitmap says, beginning with memory that holds anything.
+    fn bitmap_says(op: Op, ranges: &[Range], mut memory: Vec<u8>) -> bool {
+        let limits = Limits { small_max_bytes: 1 << 20, tile_bytes: 1 << 20 };
+        let all = [Window { start: 0, len: 1 << 62 }];
+        let mut scratch = Scratch::default();
+        let (_, extent) =
+            check_bounds(op, ranges, &all, &all, &limits, &mut scratch).expect("inside the window");
+        bits_overlap(op, ranges, &extent, &mut memory)
+    }
+
+    fn ranges(op: Op, destinations: &[(u64, u64)]) -> Vec<Range> {
+        let range = |&(start, len)| match op {
+            Op::Write => Range { local: 0, remote: start, len },
+            Op::Read => Range { local: start, remote: 0, len },
+        };
+        destinations.iter().map(range).collect()
+    }
+
+    #[test]
+    fn ranges_that_touch_are_apart_and_those_that_share_a_granule_are_not() {
+        let cases: [(&[(u64, u64)], bool); 13] = [
+            (&[(100, 1)], false),
+            (&[(101, 1), (100, 1)], false),
+            (&[(150, 100), (100, 50), (250, 7)], false),
+            (&[(63, 1), (0, 63), (64, 64)], false),
+            (&[(1000, 300), (0, 1000)], false),
+            (&[(100, 1), (100, 1)], true),
+            (&[(100, 1), (100, 1), (100, 1)], true),
+            (&[(100, 50), (100, 9)], true),
+            (&[(100, 50), (141, 9)], true),
+            (&[(100, 50), (120, 9)], true),
+            (&[(100, 50), (149, 9)], true),
+            (&[(100, 64), (163, 64), (227, 64)], true),
+            // As many odd granules as two of the three ranges have.
+            (&[(100, 8), (100, 8), (200, 8)], true),
+        ];
+        for (destinations, expected) in cases {
+            for (op, granule) in [(Op::Write, 1), (Op::Read, 64)] {
+                let scaled: Vec<_> =
+                    destinations.iter().map(|(at, len)| (at * granule, len * granule)).collect();
+                let says = bitmap_says(op, &ranges(op, &scaled), vec![]);
+                assert_eq!(says, expected, "{destinations:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn empty_ranges_overlap_nothing_wherever_they_point() {
+        let destinations = [(500, 0), (100, 50), (110, 0), (u64::MAX, 0), (150, 5), (0, 0)];
+        assert!(!bitmap_says(Op::Write, &ranges(Op::Write, &destinations), vec![]));
+    }
+
+    #[test]
+    fn ranges_of_huge_alignment_are_compared() {
+        let at = 1 << 60;
+        let destinations = [(2 * at, at), (at, at)];
+        assert!(!bitmap_says(Op::Write, &ranges(Op::Write, &destinations), vec![]));
+        let destinations = [(2 * at, at), (at, 2 * at)];
+        assert!(bitmap_says(Op::Write, &ranges(Op::Write, &destinations), vec![]));
+    }
+
+    proptest! {
+        #[test]
+        fn the_bitmap_says_overlap_exactly_when_a_byte_is_written_twice(
+            granule in prop_oneof![Just(1u64), Just(64), Just(12)],
+            pieces in prop::collection::vec((
+                prop_oneof![Just(0u64), 0..4u64, 0..20u64],
+                prop_oneof![Just(0u64), Just(1), 1..64u64, 60..70u64, 1..300u64],
+                any::<u32>(),
+            ), 1..120),
+            // How far a few ranges are moved from where they overlap nothing.
+            moved in prop::collection::vec((any::<prop::sample::Index>(), -3..4i64), 0..3),
+            twice in prop::option::of(any::<prop::sample::Index>()),
+            garbage in 0..5000usize, write: bool,
+        ) {
+            let mut next = 1000;
+            let mut pieces: Vec<_> = pieces.iter().map(|&(gap, len, order)| {
+                let start = next + gap;
+                next = start + len;
+                (order, start, len)
+            }).collect();
+            pieces.sort_unstable();
+            let mut destinations: Vec<_> =
+                pieces.iter().map(|&(_, start, len)| (start * granule, len * granule)).collect();
+            for (index, granules) in moved {
+                let start = &mut index.get_mut(&mut destinations).0;
+                *start = start.wrapping_add_signed(granules * granule as i64);
+            }
+            if let Some(index) = twice {
+                let copy = *index.get(&destinations);
+                destinations.push(copy);
+            }
+            prop_assume!(destinations.iter().any(|&(_, len)| len > 0));
+            let brute = destinations.iter().enumerate().any(|(at, &(start, len))| {
+                destinations[..at].iter().any(|&(other, other_len)| {
+                    len > 0 && other_len > 0 && start < other + other_len && other < start + len
+                })
+            });
+            let op = if write { Op::Write } else { Op::Read };
+            let says = bitmap_says(op, &ranges(op, &destinations), vec![0xff; garbage]);
+            prop_assert_eq!(says, brute, "{:?}", destinations);
+        }
+    }
 }

@@ -36,33 +36,51 @@ pub fn find_strides(ranges: &[Range], found: &mut Strides) -> bool {
     rest.clear();
     let (mut at, mut rest_begins, mut outside) = (0, 0, 0);
     while at < ranges.len() {
-        let end = end_of_run(&ranges[at..]) + at;
-        let run = (end - at >= SHORTEST_RUN).then(|| as_strided(&ranges[at..end])).flatten();
+        let (end, run) = next_part(&ranges[at..]);
+        let end = at + end;
         match run {
             Some(run) => {
                 if rest_begins < at {
                     rest.push(rest_begins..at);
                 }
                 runs.push(run);
-                (at, rest_begins) = (end, end);
+                rest_begins = end;
             }
             None => {
-                // The last of these may be the first of a longer run.
-                let next = if end < ranges.len() { end - 1 } else { end }.max(at + 1);
-                outside += next - at;
-                at = next;
-                if outside > PATIENCE + (at - outside) {
+                outside += end - at;
+                if outside > PATIENCE + (end - outside) {
                     runs.clear();
                     rest.clear();
                     return false;
                 }
             }
         }
+        at = end;
     }
     if rest_begins < ranges.len() {
         rest.push(rest_begins..ranges.len());
     }
     !runs.is_empty()
+}
+
+/// How many of the next ranges are one run that counts, or are in none.
+#[inline]
+fn next_part(ranges: &[Range]) -> (usize, Option<Strided>) {
+    // A run that counts and begins before these three holds all of them. Where neighbours are
+    // random, one look passes over many.
+    let probe = SHORTEST_RUN - 3;
+    match ranges.get(probe..probe + 3) {
+        None => return (ranges.len(), None),
+        Some(three) if end_of_run(three) < 3 => return (probe + 1, None),
+        Some(_) => {}
+    }
+    let end = end_of_run(ranges);
+    match (end >= SHORTEST_RUN).then(|| as_strided(&ranges[..end])).flatten() {
+        Some(run) => (end, Some(run)),
+        None if end == ranges.len() => (end, None),
+        // The last of these may be the first of a longer run.
+        None => ((end - 1).max(1), None),
+    }
 }
 
 /// How many ranges, from the first on, are equally long and equally far from each other.
@@ -190,6 +208,24 @@ mod tests {
         assert_eq!(found.rest, vec![0..1]);
         let (worth, _) = find(&list((100, 9000), 8, 63, (64, 8)));
         assert!(!worth, "too short to be worth it");
+    }
+
+    #[test]
+    fn no_run_that_counts_is_passed_over_wherever_it_begins() {
+        // Random neighbours, and runs too short to count.
+        for short in [1, 2, 3, 5, 40] {
+            let odd = |at: u64| {
+                list((at * at * 4096, (1 << 40) + at * 37 % 101 * 4096), 8, short, (8, 16))
+            };
+            let before: Vec<Range> = (1..=200).flat_map(odd).take(200).collect();
+            for count in 0..before.len() {
+                let odd = before[before.len() - count..].to_vec();
+                let (worth, found) = find(&[odd, list((100, 9000), 8, 64, (64, 8))].concat());
+                assert!(worth, "{count} before in runs of {short}");
+                assert_eq!((found.runs[0].local, found.runs[0].count), (100, 64));
+                assert_eq!(found.rest.iter().cloned().flatten().count(), count);
+            }
+        }
     }
 
     #[test]

@@ -329,10 +329,8 @@ impl Peer {
         &self.lanes[device].tuning
     }
 
-    /// What is small and what is large for the device that a list begins on.
-    fn limits(&self, local: &Table, ranges: &[Range]) -> Limits {
-        let first = ranges.iter().find(|range| range.len > 0).map_or(0, |range| range.local);
-        let device = if local.windows.is_empty() { 0 } else { local.device_at(first) };
+    /// What is small and what is large on a device.
+    fn limits(&self, device: usize) -> Limits {
         // An engine without devices has no regions, and refuses every list, whatever is small.
         let none = Limits { small_max_bytes: u64::MAX, tile_bytes: u64::MAX };
         self.lanes.get(device).map_or(none, |lane| {
@@ -435,8 +433,11 @@ impl Peer {
     ) -> Result<RangePlan<'a>> {
         let remote = RemoteWindows::of(target)?;
         let local = registry.table();
-        let limits = self.limits(&local, ranges);
-        let (checked, extent) =
+        // Most lists are copied by the device that they begin on.
+        let first = ranges.iter().find(|range| range.len > 0).map_or(0, |range| range.local);
+        let begins_on = if local.windows.is_empty() { 0 } else { local.device_at(first) };
+        let mut limits = self.limits(begins_on);
+        let (mut checked, extent) =
             check_bounds(op, ranges, &local.windows, remote.windows(), &limits, scratch)?;
         if self.overlap_check == OverlapCheck::Before {
             check_overlaps(op, ranges, &extent, remote.is_direct(), scratch)?;
@@ -449,6 +450,12 @@ impl Peer {
                 .map(|(at, r)| (at, r.local))
         })?;
         let device = self.executor(device, &remote, scratch, target)?;
+        if self.limits(device) != limits {
+            // A GPU copies for host memory, and has a profile of its own.
+            limits = self.limits(device);
+            (checked, _) =
+                check_bounds(op, ranges, &local.windows, remote.windows(), &limits, scratch)?;
+        }
         let place = self.place(scratch, registry, target, local, remote, device)?;
         Ok(RangePlan { op, ranges, place, checked, limits, extent, device })
     }
