@@ -1,10 +1,11 @@
 // Copies a list of byte ranges of any length and alignment. One source for NVRTC (NVIDIA), hipRTC
 // (AMD) and, with -DKVFERRY_HOST, a plain C++ compiler, where tests run the same body on the CPU.
 //
-// Three entries, which differ in how the list gets here:
+// Entries, which differ in how the list gets here:
 //   kvferry_copy          descriptors in pinned memory
-//   kvferry_copy_inline   a few descriptors, in the kernel's parameters
+//   kvferry_copy_inline   descriptors in the kernel's parameters
 //   kvferry_copy_compact  descriptors that stand for many copies each, in the kernel's parameters
+// The last two also as _few, with less room.
 //
 // Unit of work: one warp (LANES threads) copies one descriptor; warps stride over the list. The
 // host splits long ranges into tiles, so there is no tile loop here and no warp that finishes last.
@@ -160,19 +161,23 @@ struct CompactDescriptor {
     u32 end;          // unit after this descriptor's last one, counted through the launch
 };
 
+// What fits into the 4 KiB of parameters that every driver takes, and into fewer, which a launch
+// hands over quicker.
 #define INLINE_DESCRIPTORS 160
+#define INLINE_FEW_DESCRIPTORS 16
 #define COMPACT_DESCRIPTORS 32
+#define COMPACT_FEW_DESCRIPTORS 4
 
-// Both stay below the 4 KiB of parameters that every driver takes.
-struct InlineList {
-    CopyDescriptor list[INLINE_DESCRIPTORS];
+template <typename Descriptor, u32 ROOM>
+struct Parameters {
+    Descriptor list[ROOM];
     u64 count;
 };
 
-struct CompactList {
-    CompactDescriptor list[COMPACT_DESCRIPTORS];
-    u64 count;
-};
+typedef Parameters<CopyDescriptor, INLINE_DESCRIPTORS> InlineList;
+typedef Parameters<CopyDescriptor, INLINE_FEW_DESCRIPTORS> InlineFewList;
+typedef Parameters<CompactDescriptor, COMPACT_DESCRIPTORS> CompactList;
+typedef Parameters<CompactDescriptor, COMPACT_FEW_DESCRIPTORS> CompactFewList;
 
 static_assert(sizeof(CopyDescriptor) == 24, "the host writes 24-byte descriptors");
 static_assert(sizeof(CompactDescriptor) == 112, "the host writes 112-byte compact descriptors");
@@ -463,8 +468,8 @@ kvferry_copy(const CopyDescriptor* descriptors, u32 count) {
 
 // Parameters that are indexed with a variable stay where they are only if the kernel promises not
 // to write them.
-extern "C" __global__ void __launch_bounds__(BLOCK)
-kvferry_copy_inline(const PARAMETER InlineList parameters) {
+template <typename List>
+DEVICE void copy_inline(const List& parameters) {
     u32 warp = blockIdx.x * WARPS_PER_BLOCK + threadIdx.x / LANES;
     u32 warps = gridDim.x * WARPS_PER_BLOCK;
     for (u32 index = warp; index < parameters.count; index += warps) {
@@ -472,12 +477,32 @@ kvferry_copy_inline(const PARAMETER InlineList parameters) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK)
-kvferry_copy_compact(const PARAMETER CompactList parameters) {
+template <typename List>
+DEVICE void copy_compact(const List& parameters) {
     u32 warp = blockIdx.x * WARPS_PER_BLOCK + threadIdx.x / LANES;
     u32 warps = gridDim.x * WARPS_PER_BLOCK;
     copy_compact(parameters.list, static_cast<u32>(parameters.count), warp, warps,
                  threadIdx.x % LANES, LANES);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK)
+kvferry_copy_inline(const PARAMETER InlineList parameters) {
+    copy_inline(parameters);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK)
+kvferry_copy_inline_few(const PARAMETER InlineFewList parameters) {
+    copy_inline(parameters);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK)
+kvferry_copy_compact(const PARAMETER CompactList parameters) {
+    copy_compact(parameters);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK)
+kvferry_copy_compact_few(const PARAMETER CompactFewList parameters) {
+    copy_compact(parameters);
 }
 
 #endif

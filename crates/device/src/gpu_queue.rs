@@ -140,6 +140,10 @@ pub(crate) struct GpuQueue<D: Driver> {
     words: Arc<Words<D>>,
     /// Words that nobody waits for, each with the last value that it was given.
     free_words: Vec<Ticket>,
+    /// For descriptors of a launch that are not in the ring: kept, so that no submission touches
+    /// more memory than it fills.
+    few_list: Vec<CopyDescriptor>,
+    compact_list: Vec<CompactDescriptor>,
     idle_events: Vec<D::Event>,
     /// Without a producer, in submission order; reaped from the front.
     in_flight: VecDeque<InFlight<D>>,
@@ -181,6 +185,8 @@ impl<D: Driver> GpuQueue<D> {
                 .rev()
                 .map(|word| Ticket { word, value: 0 })
                 .collect(),
+            few_list: vec![CopyDescriptor::default(); INLINE_DESCRIPTORS + 1],
+            compact_list: Vec::with_capacity(COMPACT_DESCRIPTORS),
             idle_events: Vec::with_capacity(events),
             in_flight: VecDeque::with_capacity(MAX_IN_FLIGHT),
             gated: Vec::new(),
@@ -238,9 +244,24 @@ impl<D: Driver> GpuQueue<D> {
         open: &mut Open<D>,
         pieces: &mut dyn CopySource,
     ) -> Result<()> {
-        // A batch that fits into the kernel's parameters needs no slot, and its first bytes do not
-        // wait for a read over PCIe.
-        let mut few = [CopyDescriptor::default(); INLINE_DESCRIPTORS + 1];
+        let mut few = std::mem::take(&mut self.few_list);
+        // SAFETY: the caller's contract.
+        let launched = unsafe { self.launch_pieces_after(open, pieces, &mut few) };
+        self.few_list = few;
+        launched
+    }
+
+    /// `few` has room for one descriptor more than fit into the kernel's parameters: a batch that
+    /// does fit needs no slot, and its first bytes do not wait for a read over PCIe.
+    ///
+    /// # Safety
+    /// As [`Queue::submit`]; the driver's scope is entered.
+    unsafe fn launch_pieces_after(
+        &mut self,
+        open: &mut Open<D>,
+        pieces: &mut dyn CopySource,
+        few: &mut [CopyDescriptor],
+    ) -> Result<()> {
         let few_at_most = few.len().min(self.options.slot_descriptors);
         let mut count = fill(pieces, &mut few[..few_at_most]);
         if count == 0 {
@@ -288,48 +309,62 @@ impl<D: Driver> GpuQueue<D> {
         open: &mut Open<D>,
         copies: &[CompactCopy<'_>],
     ) -> Result<()> {
-        let warps = u64::from(self.grids[Entry::Compact as usize].min(open.max_grid_blocks))
-            * u64::from(BLOCK_THREADS / self.device.driver.warp_lanes());
-        let slot_bytes = self.options.slot_descriptors * size_of::<CopyDescriptor>();
-        let mut launch = CompactLaunch::default();
-        for copy in copies {
-            // Parts that are still to be placed, the next one last.
-            let mut parts = [CompactCopy::default(); 64];
-            let mut count = usize::from(copy.count() > 0 && copy.len > 0);
-            parts[0] = copy.normal();
-            while count > 0 {
-                let part = parts[count - 1];
-                let division = part.divide(warps, self.options.tile_bytes);
-                let list_bytes = size_of_val(part.src.pages) + size_of_val(part.dst.pages);
-                if division.units >= MOST_UNITS || list_bytes > slot_bytes {
-                    // Every split halves a count, so 64 parts are never reached.
-                    if let Some((one, other)) = part.split() {
-                        parts[count - 1] = other;
-                        parts[count] = one;
-                        count += 1;
-                        continue;
-                    }
-                }
-                let full = launch.count == COMPACT_DESCRIPTORS
-                    || u64::from(launch.units()) + division.units >= MOST_UNITS
-                    || launch.list_bytes + list_bytes > slot_bytes;
-                if full {
-                    // SAFETY: the caller's contract.
-                    unsafe { self.start_compact(open, &mut launch) }?;
-                }
-                count -= 1;
-                if list_bytes > 0 && open.slot.is_none() {
-                    self.take_slot(open)?;
-                }
-                let lists = [part.src.pages, part.dst.pages]
-                    .map(|pages| self.place_list(open, &mut launch.list_bytes, pages));
-                let descriptor = part.descriptor(&division, lists, launch.units());
-                launch.list[launch.count] = descriptor;
-                launch.count += 1;
+        let mut list = std::mem::take(&mut self.compact_list);
+        let mut launch = CompactLaunch { list: &mut list, list_bytes: 0 };
+        let mut started = Ok(());
+        for copy in copies.iter().filter(|copy| copy.count() > 0 && copy.len > 0) {
+            // SAFETY: the caller's contract.
+            started = unsafe { self.place_compact(open, &mut launch, copy.normal()) };
+            if started.is_err() {
+                break;
             }
         }
         // SAFETY: the caller's contract.
-        unsafe { self.start_compact(open, &mut launch) }
+        let started = started.and_then(|()| unsafe { self.start_compact(open, &mut launch) });
+        list.clear();
+        self.compact_list = list;
+        started
+    }
+
+    /// Adds a copy to the launch, in parts if it is too large for one, and starts what is full.
+    ///
+    /// # Safety
+    /// As [`Queue::submit`]; the driver's scope is entered.
+    unsafe fn place_compact(
+        &mut self,
+        open: &mut Open<D>,
+        launch: &mut CompactLaunch<'_>,
+        copy: CompactCopy<'_>,
+    ) -> Result<()> {
+        let warps = u64::from(self.grids[Entry::Compact as usize].min(open.max_grid_blocks))
+            * u64::from(BLOCK_THREADS / self.device.driver.warp_lanes());
+        let slot_bytes = self.options.slot_descriptors * size_of::<CopyDescriptor>();
+        let division = copy.divide(warps, self.options.tile_bytes);
+        let list_bytes = size_of_val(copy.src.pages) + size_of_val(copy.dst.pages);
+        if (division.units >= MOST_UNITS || list_bytes > slot_bytes)
+            && let Some((one, other)) = copy.split()
+        {
+            // Every split halves a count, so this is never deep.
+            // SAFETY: the caller's contract.
+            unsafe { self.place_compact(open, launch, one) }?;
+            // SAFETY: the caller's contract.
+            return unsafe { self.place_compact(open, launch, other) };
+        }
+        let full = launch.list.len() == COMPACT_DESCRIPTORS
+            || u64::from(launch.units()) + division.units >= MOST_UNITS
+            || launch.list_bytes + list_bytes > slot_bytes;
+        if full {
+            // SAFETY: the caller's contract.
+            unsafe { self.start_compact(open, launch) }?;
+        }
+        if list_bytes > 0 && open.slot.is_none() {
+            self.take_slot(open)?;
+        }
+        let lists = [copy.src.pages, copy.dst.pages]
+            .map(|pages| self.place_list(open, &mut launch.list_bytes, pages));
+        let descriptor = copy.descriptor(&division, lists, launch.units());
+        launch.list.push(descriptor);
+        Ok(())
     }
 
     /// Copies a page list into the open slot, behind the first `used` bytes; returns where the
@@ -355,18 +390,18 @@ impl<D: Driver> GpuQueue<D> {
     unsafe fn start_compact(
         &mut self,
         open: &mut Open<D>,
-        launch: &mut CompactLaunch,
+        launch: &mut CompactLaunch<'_>,
     ) -> Result<()> {
-        if launch.count == 0 {
+        if launch.list.is_empty() {
             return Ok(());
         }
         let blocks = self.blocks(open, Entry::Compact, launch.units());
         let stream = self.use_stream(open);
-        let list = &launch.list[..launch.count];
         // SAFETY: the caller's contract; the slot with the page lists stays as it is until its
         // event fires or the submission is done, because only then it becomes free.
-        unsafe { self.device.driver.launch_compact(stream, list, blocks) }?;
-        *launch = CompactLaunch::default();
+        unsafe { self.device.driver.launch_compact(stream, launch.list, blocks) }?;
+        launch.list.clear();
+        launch.list_bytes = 0;
         if open.slot.is_some() { self.hand_over_slot(open, stream) } else { Ok(()) }
     }
 
@@ -737,24 +772,16 @@ impl<D: Driver> GpuQueue<D> {
 }
 
 /// Compact descriptors that are gathered for one launch.
-#[derive(Clone, Copy, Debug)]
-struct CompactLaunch {
-    list: [CompactDescriptor; COMPACT_DESCRIPTORS],
-    count: usize,
+#[derive(Debug)]
+struct CompactLaunch<'a> {
+    list: &'a mut Vec<CompactDescriptor>,
     /// Bytes of page lists in the open slot.
     list_bytes: usize,
 }
 
-impl Default for CompactLaunch {
-    fn default() -> Self {
-        let list = [CompactDescriptor::default(); COMPACT_DESCRIPTORS];
-        Self { list, count: 0, list_bytes: 0 }
-    }
-}
-
-impl CompactLaunch {
+impl CompactLaunch<'_> {
     fn units(&self) -> u32 {
-        self.list[..self.count].last().map_or(0, |last| last.end)
+        self.list.last().map_or(0, |last| last.end)
     }
 }
 

@@ -27,19 +27,26 @@ pub(crate) enum Entry {
     Ring,
     /// Descriptors in the kernel's parameters.
     Inline,
+    /// A few of them: fewer parameters are quicker to hand over.
+    InlineFew,
     /// Compact descriptors in the kernel's parameters.
     Compact,
+    /// A few of them.
+    CompactFew,
 }
 
 impl Entry {
-    pub(crate) const ALL: [Self; 3] = [Self::Ring, Self::Inline, Self::Compact];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Ring, Self::Inline, Self::InlineFew, Self::Compact, Self::CompactFew];
 
     /// Its name in [`SOURCE`].
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ring => "kvferry_copy",
             Self::Inline => "kvferry_copy_inline",
+            Self::InlineFew => "kvferry_copy_inline_few",
             Self::Compact => "kvferry_copy_compact",
+            Self::CompactFew => "kvferry_copy_compact_few",
         }
     }
 }
@@ -50,10 +57,16 @@ pub(crate) const BLOCK_THREADS: u32 = 256;
 /// Descriptors that fit into the parameters of [`Entry::Inline`].
 pub(crate) const INLINE_DESCRIPTORS: usize = 160;
 
+/// As [`INLINE_DESCRIPTORS`], of [`Entry::InlineFew`].
+pub(crate) const INLINE_FEW_DESCRIPTORS: usize = 16;
+
 /// Compact descriptors that fit into the parameters of [`Entry::Compact`].
 pub(crate) const COMPACT_DESCRIPTORS: usize = 32;
 
-/// The parameters of [`Entry::Inline`] and [`Entry::Compact`].
+/// As [`COMPACT_DESCRIPTORS`], of [`Entry::CompactFew`].
+pub(crate) const COMPACT_FEW_DESCRIPTORS: usize = 4;
+
+/// The parameters of every entry but [`Entry::Ring`].
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Parameters<T, const N: usize> {
@@ -197,12 +210,15 @@ mod tests {
     #[test]
     fn source_defines_the_entries_and_the_same_sizes() {
         for entry in Entry::ALL {
-            assert!(SOURCE.contains(&format!("\n{}(const ", entry.name())), "{entry:?}");
+            let ways = ["(const ", "("].map(|after| format!("\n{}{after}", entry.name()));
+            assert!(ways.iter().any(|way| SOURCE.contains(way)), "{entry:?}");
         }
         for (name, value) in [
             ("BLOCK", BLOCK_THREADS as usize),
             ("INLINE_DESCRIPTORS", INLINE_DESCRIPTORS),
+            ("INLINE_FEW_DESCRIPTORS", INLINE_FEW_DESCRIPTORS),
             ("COMPACT_DESCRIPTORS", COMPACT_DESCRIPTORS),
+            ("COMPACT_FEW_DESCRIPTORS", COMPACT_FEW_DESCRIPTORS),
         ] {
             assert!(SOURCE.contains(&format!("#define {name} {value}\n")), "{name}");
         }

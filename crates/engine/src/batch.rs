@@ -202,6 +202,18 @@ impl Batches {
         ))
     }
 
+    /// The status, and what `ask` says of what the batch waits for if it runs. `ask` is quick: it
+    /// is called under the lock.
+    pub(crate) fn ask<T>(
+        &self,
+        id: BatchId,
+        ask: impl FnOnce(&[Pending]) -> T,
+    ) -> Result<(BatchStatus, Option<T>)> {
+        let mut state = self.state();
+        let batch = state.get(id)?;
+        Ok((batch.status.clone(), batch.running.as_ref().map(|running| ask(&running.pending))))
+    }
+
     /// Ends a running batch; of several threads that saw it end, one does it. Returns its status
     /// and whether this call ended it.
     pub(crate) fn finish(&self, id: BatchId, end: End) -> Result<(BatchStatus, bool)> {

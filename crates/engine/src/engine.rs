@@ -233,12 +233,10 @@ impl Engine {
     /// # Errors
     /// [`Error::UnknownBatch`].
     pub fn poll(&self, id: BatchId) -> Result<BatchStatus> {
-        let (status, pending) = self.batches.look(id)?;
-        let Some(pending) = pending else { return Ok(status) };
-        let end = match self.peer.ended(&pending) {
-            Ok(false) => return Ok(status),
-            Ok(true) => End::Quiet,
-            Err(error) => End::Unknown(error.into()),
+        let end = match self.batches.ask(id, |pending| self.peer.ended(pending))? {
+            (status, None | Some(Ok(false))) => return Ok(status),
+            (_, Some(Ok(true))) => End::Quiet,
+            (_, Some(Err(error))) => End::Unknown(error.into()),
         };
         let (status, ended_here) = self.batches.finish(id, end)?;
         if ended_here {

@@ -38,7 +38,8 @@ use crate::driver::{Driver, Pinned, Rows};
 use crate::error::{Error, Result};
 use crate::gpu::GpuDevice;
 use crate::kernel::{
-    BLOCK_THREADS, COMPACT_DESCRIPTORS, CodeCache, Entry, INLINE_DESCRIPTORS, Parameters,
+    BLOCK_THREADS, COMPACT_DESCRIPTORS, COMPACT_FEW_DESCRIPTORS, CodeCache, Entry,
+    INLINE_DESCRIPTORS, INLINE_FEW_DESCRIPTORS, Parameters,
 };
 use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
 
@@ -557,10 +558,15 @@ impl Driver for CudaDriver {
         descriptors: &[CopyDescriptor],
         blocks: u32,
     ) -> Result<()> {
-        let mut parameters = Parameters::<_, INLINE_DESCRIPTORS>::new(descriptors);
-        let mut arguments: [*mut c_void; 1] = [(&raw mut parameters).cast()];
-        // SAFETY: the kernel takes this structure; the rest is the caller's contract.
-        unsafe { self.launch_entry(stream, Entry::Inline, blocks, &mut arguments) }
+        // SAFETY: the kernels take these structures; the rest is the caller's contract.
+        unsafe {
+            if descriptors.len() <= INLINE_FEW_DESCRIPTORS {
+                let parameters = Parameters::<_, INLINE_FEW_DESCRIPTORS>::new(descriptors);
+                return self.launch_with(stream, Entry::InlineFew, blocks, parameters);
+            }
+            let parameters = Parameters::<_, INLINE_DESCRIPTORS>::new(descriptors);
+            self.launch_with(stream, Entry::Inline, blocks, parameters)
+        }
     }
 
     unsafe fn launch_compact(
@@ -569,10 +575,15 @@ impl Driver for CudaDriver {
         descriptors: &[CompactDescriptor],
         blocks: u32,
     ) -> Result<()> {
-        let mut parameters = Parameters::<_, COMPACT_DESCRIPTORS>::new(descriptors);
-        let mut arguments: [*mut c_void; 1] = [(&raw mut parameters).cast()];
-        // SAFETY: the kernel takes this structure; the rest is the caller's contract.
-        unsafe { self.launch_entry(stream, Entry::Compact, blocks, &mut arguments) }
+        // SAFETY: the kernels take these structures; the rest is the caller's contract.
+        unsafe {
+            if descriptors.len() <= COMPACT_FEW_DESCRIPTORS {
+                let parameters = Parameters::<_, COMPACT_FEW_DESCRIPTORS>::new(descriptors);
+                return self.launch_with(stream, Entry::CompactFew, blocks, parameters);
+            }
+            let parameters = Parameters::<_, COMPACT_DESCRIPTORS>::new(descriptors);
+            self.launch_with(stream, Entry::Compact, blocks, parameters)
+        }
     }
 
     unsafe fn write(&self, stream: Stream, addr: u64, bytes: &[u8]) -> Result<()> {
@@ -599,6 +610,20 @@ impl Driver for CudaDriver {
 }
 
 impl CudaDriver {
+    /// # Safety
+    /// As `launch_entry`, with the kernel's one parameter.
+    unsafe fn launch_with<T>(
+        &self,
+        stream: Stream,
+        entry: Entry,
+        blocks: u32,
+        mut parameters: T,
+    ) -> Result<()> {
+        let mut arguments: [*mut c_void; 1] = [(&raw mut parameters).cast()];
+        // SAFETY: the caller's contract.
+        unsafe { self.launch_entry(stream, entry, blocks, &mut arguments) }
+    }
+
     /// # Safety
     /// `arguments` are the kernel's own; the rest as [`Driver::launch`].
     unsafe fn launch_entry(
