@@ -1,6 +1,7 @@
 //! A checked list as descriptors of the device that copies it.
 
 use kvferry_device::{CopyDescriptor, CopySource};
+use multiversion::multiversion;
 
 use super::{Checked, Limits, Lookup, Op, Range, Window};
 
@@ -81,19 +82,10 @@ impl<'a> Pieces<'a> {
         let to_remote = self.relocations.remote[self.remote.at];
         let ranges = &self.ranges[self.next..];
         let count = ranges.len().min(slot.len());
-        let pairs = slot[..count].iter_mut().zip(&ranges[..count]);
-        let place_of = |range: &Range| {
-            (range.local.wrapping_add(to_local), range.remote.wrapping_add(to_remote))
-        };
+        let (slot, ranges) = (&mut slot[..count], &ranges[..count]);
         match self.op {
-            Op::Write => pairs.for_each(|(place, range)| {
-                let (src, dst) = place_of(range);
-                *place = CopyDescriptor { src, dst, len: range.len };
-            }),
-            Op::Read => pairs.for_each(|(place, range)| {
-                let (dst, src) = place_of(range);
-                *place = CopyDescriptor { src, dst, len: range.len };
-            }),
+            Op::Write => pack_writes(slot, ranges, to_local, to_remote),
+            Op::Read => pack_reads(slot, ranges, to_local, to_remote),
         }
         self.next += count;
         count
@@ -156,6 +148,24 @@ impl<'a> Pieces<'a> {
             turn_checked(&mut self.local, range.local);
         }
         self.local.holds(range.local, len) && self.remote.holds(range.remote, len)
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
+fn pack_writes(slot: &mut [CopyDescriptor], ranges: &[Range], to_local: u64, to_remote: u64) {
+    for (place, range) in slot.iter_mut().zip(ranges) {
+        place.src = range.local.wrapping_add(to_local);
+        place.dst = range.remote.wrapping_add(to_remote);
+        place.len = range.len;
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
+fn pack_reads(slot: &mut [CopyDescriptor], ranges: &[Range], to_local: u64, to_remote: u64) {
+    for (place, range) in slot.iter_mut().zip(ranges) {
+        place.src = range.remote.wrapping_add(to_remote);
+        place.dst = range.local.wrapping_add(to_local);
+        place.len = range.len;
     }
 }
 
