@@ -179,7 +179,11 @@ fn reach_table(devices: &[Arc<dyn Device>]) -> Table {
 fn how(from: &Arc<dyn Device>, to: &Arc<dyn Device>) -> String {
     let (from, to_info) = (from.as_ref(), to.info());
     if !from.reaches(&to_info.uuid) {
-        return "not reachable: no peer access".into();
+        // A GPU copies for host memory, which reaches none.
+        return match to.reaches(&from.info().uuid) && from.info().vendor.name() == "host" {
+            true => format!("peer, copied by {to_info}"),
+            false => "not reachable: no peer access".into(),
+        };
     }
     if !to_info.capabilities.contains(Capabilities::IPC) {
         return "same process only: no IPC".into();
