@@ -435,8 +435,11 @@ pub fn mixed_sizes_beyond_the_limits_of_batch_calls_arrive_time_and_again(device
     };
     const LONGEST: u64 = 3 << 10;
     let bytes = pattern(1 << 20, 11);
-    let addr = bytes.as_ptr().expose_provenance() as u64;
-    let source = Arc::clone(&device).map_host(addr, bytes.len() as u64).expect("page-locked");
+    let host = crate::host().expect("host memory is always there");
+    let memory = allocate(&host, bytes.len() as u64);
+    write(&host, memory.addr(), &bytes);
+    let locked = Arc::clone(&device).map_host(memory.addr(), memory.len());
+    let source = locked.expect("page-locked");
     let mut queue = Arc::clone(&device).queue(&QueueOptions::default()).expect("a queue");
     for (count, rounds) in
         [(4096, rounds), (4097, rounds), (8192, rounds), (8193, rounds), (51_828, long_rounds)]
@@ -469,6 +472,8 @@ pub fn mixed_sizes_beyond_the_limits_of_batch_calls_arrive_time_and_again(device
             }
         }
     }
+    drop(queue);
+    drop(source);
 }
 
 #[doc(hidden)]
