@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
+use kvferry_device::conformance::ApplicationStream;
 use kvferry_device::sim::{self, Fault, Live, SimControl, SimOptions};
 use kvferry_device::{Device, DeviceUuid, Error as DeviceError, Export, Memory};
 use kvferry_engine::{
     AllocationKey, BatchId, Buffer, Config, Copies, Engine, Error, Exports, ExportsError, Identity,
-    Loan, Mismatch, Op, Paged, Pages, Part, Path, Probe, Range, RangeError, Segment, Side, State,
-    Strided, SubmitOptions, Target,
+    Loan, Mismatch, Op, Paged, Pages, Part, Path, Probe, Producer, Range, RangeError, Segment,
+    Side, State, Strided, SubmitOptions, Target,
 };
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -1153,22 +1154,55 @@ fn b36_ten_thousand_views_register_and_unregister_in_any_order_with_one_export()
     }
 }
 
+/// What a transfer asks for, so that every way into the device is taken.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Ask {
+    /// Pieces that fit into a kernel's parameters, and large ones.
+    Few,
+    /// More than fit, scattered.
+    Many,
+    /// A form.
+    Strided,
+    /// The few, behind a stream of the application's.
+    Ordered,
+}
+
 /// What a submission can be told by the device, at every call that it makes.
 #[test]
 fn whichever_call_fails_the_batch_ends_once_and_the_engine_goes_on() {
+    let calls = [
+        "enter",
+        "launch",
+        "launch_inline",
+        "launch_compact",
+        "copy",
+        "copy_rows",
+        "record",
+        "wait",
+        "store",
+        "wait_producer",
+        "create_event",
+        "create_stream",
+        "fired",
+    ];
     for kernel in [true, false] {
-        for call in ["enter", "launch", "copy", "record", "create_event", "fired"] {
+        for call in calls {
             for nth in 0..12 {
                 for fault in [Fault::Refused, Fault::OutOfMemory, Fault::Lost] {
-                    survive(kernel, call, nth, fault);
+                    survive(kernel, Ask::Few, call, nth, fault);
+                }
+                for ask in [Ask::Many, Ask::Strided, Ask::Ordered] {
+                    if nth < 4 {
+                        survive(kernel, ask, call, nth, Fault::Refused);
+                    }
                 }
             }
         }
     }
 }
 
-fn survive(kernel: bool, call: &'static str, nth: u64, fault: Fault) {
-    let what = format!("{call} number {nth}, {fault:?}, kernel {kernel}");
+fn survive(kernel: bool, ask: Ask, call: &'static str, nth: u64, fault: Fault) {
+    let what = format!("{call} number {nth}, {fault:?}, {ask:?}, kernel {kernel}");
     let (device, control) =
         sim::sim(&SimOptions { kernel, ..SimOptions::default() }).expect("always there");
     let knobs = [("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", "0"), ("MC_KVFERRY_SMALL_MAX_BYTES", "4K")];
@@ -1176,23 +1210,45 @@ fn survive(kernel: bool, call: &'static str, nth: u64, fault: Fault) {
     let buffer = engine.allocate(&device, 1 << 20).expect("memory");
     let target = direct(&engine, &engine);
     let half = 1 << 19;
-    let small = (0..40).map(|at| (at * 1000, 700));
-    let large = (0..5).map(|at| (100_000 + at * 10_000, 9000));
-    let ranges: Vec<Range> = small
-        .chain(large)
-        .map(|(offset, len)| Range {
-            local: buffer.addr() + offset,
-            remote: buffer.addr() + half + offset,
-            len,
-        })
-        .collect();
+    let form = Strided {
+        local: buffer.addr(),
+        remote: buffer.addr() + half,
+        len: 700,
+        count: 100,
+        local_stride: 1000,
+        remote_stride: 1000,
+    };
+    let ranges: Vec<Range> = match ask {
+        Ask::Strided => form.pieces().collect(),
+        _ => {
+            let count: u64 = if ask == Ask::Many { 300 } else { 40 };
+            let small = (0..count).map(|at| (at * 7 % count * 1000, 700));
+            let large = (0..5).map(|at| (400_000 + at * 10_000, 9000));
+            small
+                .chain(large)
+                .map(|(offset, len)| Range {
+                    local: buffer.addr() + offset,
+                    remote: buffer.addr() + half + offset,
+                    len,
+                })
+                .collect()
+        }
+    };
+    let forms = [form];
+    let copies = if ask == Ask::Strided { (&forms).into() } else { (&ranges).into() };
+    let stream = control.stream();
+    // SAFETY: the stream lives longer than the submissions.
+    let after = (ask == Ask::Ordered).then(|| unsafe { Producer::stream(stream.handle()) });
+    let options = SubmitOptions { after, ..SubmitOptions::default() };
+    let submit =
+        || engine.submit_parts(&[Part { target: &target, op: Op::Write, copies }], &options);
     let source = pattern(half as usize, 1);
     buffer.write(0, &source).expect("inside");
     control.fail(call, nth, fault);
     let mut ends = 0;
     for _ in 0..3 {
         // Refused before anything moved, or a batch that ends exactly once: both are fine.
-        let Ok(id) = engine.submit(&target, Op::Write, &ranges) else { continue };
+        let Ok(id) = submit() else { continue };
         let status = engine.wait(id, LONG).expect("known");
         assert_ne!(status.state, State::Running, "{what}: never ended");
         assert_eq!(engine.poll(id), Ok(status.clone()), "{what}: ended twice");
@@ -1208,7 +1264,9 @@ fn survive(kernel: bool, call: &'static str, nth: u64, fault: Fault) {
         assert!(ends >= 2, "{what}: only {ends} of 3 batches completed");
         control.forget_failures();
         buffer.write(half, &vec![0; half as usize]).expect("inside");
-        transfer(&engine, &target, Op::Write, &ranges);
+        let id = submit().expect("submits");
+        assert_eq!(engine.wait(id, LONG).expect("known").state, State::Completed, "{what}");
+        engine.release(id).expect("ended");
         for range in &ranges {
             let offset = range.local - buffer.addr();
             let expected = &source[offset as usize..][..range.len as usize];
