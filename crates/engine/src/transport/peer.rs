@@ -13,7 +13,6 @@ use kvferry_device::{
     Capabilities, CompactCopy, CompactEnd, Completions, Consumer, CopyDescriptor, CopySource,
     Device, DeviceUuid, Left, Queue, QueueOptions, Ticket, Vendor, Work, host_uuid,
 };
-
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::batch::{Holds, Path, Pending};
@@ -668,7 +667,10 @@ impl Peer {
                         Left::Nothing => {}
                         Left::Until(ticket) => pending.push(Pending { device, ticket }),
                         // Nothing says when it ends: the batch does, once somebody asks the device.
-                        Left::Unknown => lane.lose(&error.error),
+                        Left::Unknown => {
+                            lane.lose(&error.error);
+                            pending.push(Pending { device, ticket: Ticket::NEVER });
+                        }
                     }
                     failure = Some(error.error.into());
                     break;
@@ -676,9 +678,6 @@ impl Peer {
             }
         }
         drop(queue);
-        if lane.lost.get().is_some() && pending.is_empty() {
-            pending.push(Pending { device, ticket: Ticket::NEVER });
-        }
         let path = path.unwrap_or(Path::None);
         Ok(Submitted { pending, failure, bytes, path, holds: holds(plans) })
     }
