@@ -8,19 +8,21 @@
 //! A submission with a producer gets a stream of its own for as long as it waits, so that it holds
 //! up nobody else.
 
+mod launch;
+mod words;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::compact::{CompactCopy, CompactDescriptor, MOST_UNITS};
-use crate::device::Capabilities;
+use self::words::Words;
+use crate::compact::CompactDescriptor;
 use crate::driver::{Driver, Pinned};
 use crate::error::{Error, Left, Result, SubmitError};
 use crate::gpu::GpuDevice;
-use crate::kernel::{BLOCK_THREADS, COMPACT_DESCRIPTORS, Entry, INLINE_DESCRIPTORS, grid};
+use crate::kernel::{COMPACT_DESCRIPTORS, Entry, INLINE_DESCRIPTORS, grid};
 use crate::queue::{
-    Completions, Consumer, CopyDescriptor, CopySource, Producer, Queue, QueueOptions, Ticket, Work,
+    Completions, Consumer, CopyDescriptor, Producer, Queue, QueueOptions, Ticket, Work,
 };
 
 /// Submissions in flight are bounded by their completion words; beyond it, submit waits.
@@ -31,53 +33,6 @@ const SPIN: Duration = Duration::from_micros(50);
 
 /// How often a wait asks the driver whether the device still works.
 const CHECK: Duration = Duration::from_millis(1);
-
-/// The completion words. The queue and whoever polls hold them together.
-#[derive(Debug)]
-struct Words<D: Driver> {
-    device: Arc<GpuDevice<D>>,
-    memory: Pinned,
-}
-
-// SAFETY: the memory is only read, as atomics; the device and the numbers are Sync themselves.
-unsafe impl<D: Driver> Sync for Words<D> {}
-
-impl<D: Driver> Words<D> {
-    fn new(device: &Arc<GpuDevice<D>>) -> Result<Arc<Self>> {
-        let bytes = MAX_IN_FLIGHT * size_of::<u32>();
-        let memory = device.driver.allocate_pinned(bytes as u64)?;
-        // SAFETY: the memory is `bytes` long, ours alone, and no device uses it yet.
-        unsafe { memory.host.write_bytes(0, bytes) };
-        Ok(Arc::new(Self { device: Arc::clone(device), memory }))
-    }
-
-    /// Where the device stores a word.
-    fn address(&self, ticket: Ticket) -> u64 {
-        self.memory.device + u64::from(ticket.word) * size_of::<u32>() as u64
-    }
-}
-
-impl<D: Driver> Completions for Words<D> {
-    fn done(&self, ticket: Ticket) -> bool {
-        if ticket.word as usize >= MAX_IN_FLIGHT {
-            return false;
-        }
-        // SAFETY: the index is inside the memory, which is aligned and lives as long as `self`;
-        // whoever else touches it, the device, stores whole words.
-        let word = unsafe { &*self.memory.host.cast::<AtomicU32>().add(ticket.word as usize) };
-        // Later submissions that use the same word store larger numbers, which wrap.
-        word.load(Ordering::Acquire).wrapping_sub(ticket.value) as i32 >= 0
-    }
-}
-
-impl<D: Driver> Drop for Words<D> {
-    fn drop(&mut self) {
-        let driver = &self.device.driver;
-        if let Ok(_scope) = driver.enter() {
-            let _ = driver.free_pinned(self.memory);
-        }
-    }
-}
 
 /// A submission that is not known to be done.
 #[derive(Debug)]
@@ -206,238 +161,6 @@ impl<D: Driver> GpuQueue<D> {
         }
         drop(scope);
         Ok(queue)
-    }
-
-    fn kernel(&self) -> bool {
-        self.device.driver.info().capabilities.contains(Capabilities::KERNEL)
-    }
-
-    /// # Safety
-    /// As [`Queue::submit`]; the driver's scope is entered.
-    unsafe fn enqueue(&mut self, open: &mut Open<D>, work: &mut Work<'_>) -> Result<()> {
-        if work.kernel && self.kernel() {
-            // SAFETY: the caller's contract.
-            unsafe { self.launch_pieces(open, work.pieces) }?;
-            // SAFETY: the caller's contract.
-            unsafe { self.launch_compact(open, work.compact) }?;
-        } else {
-            let mut buffer = [CopyDescriptor::default(); INLINE_DESCRIPTORS];
-            loop {
-                let count = work.pieces.fill(&mut buffer);
-                if count == 0 {
-                    break;
-                }
-                // SAFETY: the caller's contract.
-                unsafe { self.copy(open, &buffer[..count]) }?;
-            }
-            // SAFETY: the caller's contract.
-            unsafe { self.copy_compact(open, work.compact) }?;
-        }
-        // SAFETY: the caller's contract.
-        unsafe { self.copy(open, work.large) }
-    }
-
-    /// # Safety
-    /// As [`Queue::submit`]; the driver's scope is entered.
-    unsafe fn launch_pieces(
-        &mut self,
-        open: &mut Open<D>,
-        pieces: &mut dyn CopySource,
-    ) -> Result<()> {
-        let mut few = std::mem::take(&mut self.few_list);
-        // SAFETY: the caller's contract.
-        let launched = unsafe { self.launch_pieces_after(open, pieces, &mut few) };
-        self.few_list = few;
-        launched
-    }
-
-    /// `few` has room for one descriptor more than fit into the kernel's parameters: a batch that
-    /// does fit needs no slot, and its first bytes do not wait for a read over PCIe.
-    ///
-    /// # Safety
-    /// As [`Queue::submit`]; the driver's scope is entered.
-    unsafe fn launch_pieces_after(
-        &mut self,
-        open: &mut Open<D>,
-        pieces: &mut dyn CopySource,
-        few: &mut [CopyDescriptor],
-    ) -> Result<()> {
-        let few_at_most = few.len().min(self.options.slot_descriptors);
-        let mut count = fill(pieces, &mut few[..few_at_most]);
-        if count == 0 {
-            return Ok(());
-        }
-        if count <= INLINE_DESCRIPTORS && count < few_at_most {
-            let blocks = self.blocks(open, Entry::Inline, count as u32);
-            let stream = self.use_stream(open);
-            // SAFETY: the caller's contract.
-            return unsafe { self.device.driver.launch_inline(stream, &few[..count], blocks) };
-        }
-        // The first launch is short, so that the device works while the rest is packed.
-        let mut room =
-            self.options.first_descriptors.clamp(few_at_most, self.options.slot_descriptors);
-        let mut packed = count;
-        loop {
-            let slot = self.take_slot(open)?;
-            let place = &mut self.slot(slot)[..room];
-            place[..packed].copy_from_slice(&few[..packed]);
-            count = packed + fill(pieces, &mut place[packed..]);
-            packed = 0;
-            if count == 0 {
-                self.return_slot(open);
-                return Ok(());
-            }
-            let blocks = self.blocks(open, Entry::Ring, count as u32);
-            let stream = self.use_stream(open);
-            let descriptors = self.slot_address(slot);
-            // SAFETY: the caller's contract; the slot stays as it is until its event fires or the
-            // submission is done, because only then it becomes free.
-            unsafe { self.device.driver.launch(stream, descriptors, count as u32, blocks) }?;
-            self.hand_over_slot(open, stream)?;
-            // Filling stops only at the end of the room or of the source.
-            if count < room {
-                return Ok(());
-            }
-            room = self.options.slot_descriptors;
-        }
-    }
-
-    /// # Safety
-    /// As [`Queue::submit`]; the driver's scope is entered.
-    unsafe fn launch_compact(
-        &mut self,
-        open: &mut Open<D>,
-        copies: &[CompactCopy<'_>],
-    ) -> Result<()> {
-        let mut list = std::mem::take(&mut self.compact_list);
-        let mut launch = CompactLaunch { list: &mut list, list_bytes: 0 };
-        let mut started = Ok(());
-        for copy in copies.iter().filter(|copy| copy.count() > 0 && copy.len > 0) {
-            // SAFETY: the caller's contract.
-            started = unsafe { self.place_compact(open, &mut launch, copy.normal()) };
-            if started.is_err() {
-                break;
-            }
-        }
-        // SAFETY: the caller's contract.
-        let started = started.and_then(|()| unsafe { self.start_compact(open, &mut launch) });
-        list.clear();
-        self.compact_list = list;
-        started
-    }
-
-    /// Adds a copy to the launch, in parts if it is too large for one, and starts what is full.
-    ///
-    /// # Safety
-    /// As [`Queue::submit`]; the driver's scope is entered.
-    unsafe fn place_compact(
-        &mut self,
-        open: &mut Open<D>,
-        launch: &mut CompactLaunch<'_>,
-        copy: CompactCopy<'_>,
-    ) -> Result<()> {
-        let warps = u64::from(self.grids[Entry::Compact as usize].min(open.max_grid_blocks))
-            * u64::from(BLOCK_THREADS / self.device.driver.warp_lanes());
-        let slot_bytes = self.options.slot_descriptors * size_of::<CopyDescriptor>();
-        let division = copy.divide(warps, self.options.tile_bytes);
-        let list_bytes = size_of_val(copy.src.pages) + size_of_val(copy.dst.pages);
-        if (division.units >= MOST_UNITS || list_bytes > slot_bytes)
-            && let Some((one, other)) = copy.split()
-        {
-            // Every split halves a count, so this is never deep.
-            // SAFETY: the caller's contract.
-            unsafe { self.place_compact(open, launch, one) }?;
-            // SAFETY: the caller's contract.
-            return unsafe { self.place_compact(open, launch, other) };
-        }
-        let full = launch.list.len() == COMPACT_DESCRIPTORS
-            || u64::from(launch.units()) + division.units >= MOST_UNITS
-            || launch.list_bytes + list_bytes > slot_bytes;
-        if full {
-            // SAFETY: the caller's contract.
-            unsafe { self.start_compact(open, launch) }?;
-        }
-        if list_bytes > 0 && open.slot.is_none() {
-            self.take_slot(open)?;
-        }
-        let lists = [copy.src.pages, copy.dst.pages]
-            .map(|pages| self.place_list(open, &mut launch.list_bytes, pages));
-        let descriptor = copy.descriptor(&division, lists, launch.units());
-        launch.list.push(descriptor);
-        Ok(())
-    }
-
-    /// Copies a page list into the open slot, behind the first `used` bytes; returns where the
-    /// device reads it, 0 if there is none.
-    fn place_list(&mut self, open: &Open<D>, used: &mut usize, pages: &[u32]) -> u64 {
-        let Some(slot) = open.slot.filter(|_| !pages.is_empty()) else { return 0 };
-        let address = self.slot_address(slot) + *used as u64;
-        let place = self.slot(slot).as_mut_ptr_range();
-        // SAFETY: the caller found that the list fits behind `used` bytes of the slot, which is
-        // ours and which no launch reads yet; u32 is less aligned than what the slot holds.
-        unsafe {
-            let place = place.start.cast::<u8>().add(*used).cast::<u32>();
-            place.copy_from_nonoverlapping(pages.as_ptr(), pages.len());
-        }
-        *used += size_of_val(pages);
-        address
-    }
-
-    /// Starts what was gathered, if anything was.
-    ///
-    /// # Safety
-    /// As [`Queue::submit`]; the driver's scope is entered.
-    unsafe fn start_compact(
-        &mut self,
-        open: &mut Open<D>,
-        launch: &mut CompactLaunch<'_>,
-    ) -> Result<()> {
-        if launch.list.is_empty() {
-            return Ok(());
-        }
-        let blocks = self.blocks(open, Entry::Compact, launch.units());
-        let stream = self.use_stream(open);
-        // SAFETY: the caller's contract; the slot with the page lists stays as it is until its
-        // event fires or the submission is done, because only then it becomes free.
-        unsafe { self.device.driver.launch_compact(stream, launch.list, blocks) }?;
-        launch.list.clear();
-        launch.list_bytes = 0;
-        if open.slot.is_some() { self.hand_over_slot(open, stream) } else { Ok(()) }
-    }
-
-    /// # Safety
-    /// As [`Queue::submit`]; the driver's scope is entered.
-    unsafe fn copy(&mut self, open: &mut Open<D>, copies: &[CopyDescriptor]) -> Result<()> {
-        for &CopyDescriptor { src, dst, len } in copies {
-            let stream = self.use_stream(open);
-            // SAFETY: the caller's contract.
-            unsafe { self.device.driver.copy(stream, dst, src, len) }?;
-        }
-        Ok(())
-    }
-
-    /// # Safety
-    /// As [`Queue::submit`]; the driver's scope is entered.
-    unsafe fn copy_compact(
-        &mut self,
-        open: &mut Open<D>,
-        copies: &[CompactCopy<'_>],
-    ) -> Result<()> {
-        let device = Arc::clone(&self.device);
-        for rows in
-            copies.iter().filter(|copy| copy.len > 0).flat_map(|copy| copy.normal().blocks())
-        {
-            let stream = self.use_stream(open);
-            // SAFETY: the caller's contract.
-            if unsafe { device.driver.copy_rows(stream, rows) }? {
-                continue;
-            }
-            for CopyDescriptor { src, dst, len } in rows.descriptors() {
-                // SAFETY: the caller's contract.
-                unsafe { device.driver.copy(stream, dst, src, len) }?;
-            }
-        }
-        Ok(())
     }
 
     /// Blocks of a launch of so many units.
@@ -769,32 +492,6 @@ impl<D: Driver> GpuQueue<D> {
         };
         SubmitError { error, left }
     }
-}
-
-/// Compact descriptors that are gathered for one launch.
-#[derive(Debug)]
-struct CompactLaunch<'a> {
-    list: &'a mut Vec<CompactDescriptor>,
-    /// Bytes of page lists in the open slot.
-    list_bytes: usize,
-}
-
-impl CompactLaunch<'_> {
-    fn units(&self) -> u32 {
-        self.list.last().map_or(0, |last| last.end)
-    }
-}
-
-/// Fills `place` as far as the source goes.
-fn fill(source: &mut dyn CopySource, place: &mut [CopyDescriptor]) -> usize {
-    let mut count = 0;
-    while count < place.len() {
-        match source.fill(&mut place[count..]) {
-            0 => break,
-            more => count += more,
-        }
-    }
-    count
 }
 
 impl<D: Driver> Queue for GpuQueue<D> {

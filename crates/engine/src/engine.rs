@@ -196,7 +196,8 @@ impl Engine {
     ///
     /// With a producer in the options the copies wait for it on the device. The call returns
     /// without waiting, except that a range list of more than about 130,000 pieces, which is more
-    /// than half of the descriptor ring holds, waits for the producer here.
+    /// than half of the descriptor ring holds, waits for the producer here, and other submissions to
+    /// the same device wait with it.
     ///
     /// # Errors
     /// As [`Engine::submit`].

@@ -1,30 +1,13 @@
 //! The host's work for a batch allocates as often for a hundred pieces as for a hundred thousand.
 
+mod common;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvferry_device::{DeviceUuid, Export};
-use kvferry_engine::{
-    AllocationKey, Config, Copies, Engine, Exports, ExportsError, Mismatch, Op, Paged, Pages,
-    Probe, Range, State, Strided, Target,
-};
+use kvferry_engine::{Config, Copies, Engine, Op, Paged, Pages, Range, State, Strided, Target};
 
-#[derive(Debug)]
-struct NoExports;
-
-impl Exports for NoExports {
-    fn fetch(&self, _: AllocationKey) -> Result<Export, ExportsError> {
-        Err("nothing may ask for an export here".into())
-    }
-
-    fn probe(&self, _: DeviceUuid) -> Result<Probe, ExportsError> {
-        Err("nothing may ask for a proof here".into())
-    }
-
-    fn prove(&self, _: AllocationKey, _: u64) -> Result<Option<Mismatch>, ExportsError> {
-        Err("nothing may ask for a verdict here".into())
-    }
-}
+use common::NoExports;
 
 /// Allocations of this thread from the submission to the batch's end.
 fn allocations(engine: &Engine, target: &Target, copies: Copies<'_>) -> u64 {

@@ -2,6 +2,8 @@
 //! failure cases (B01 to B36). What needs a second process is in the workspace's
 //! `tests/transport.rs`.
 
+mod common;
+
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
@@ -18,6 +20,8 @@ use kvferry_engine::{
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
+
+use common::NoExports;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -81,24 +85,6 @@ impl Exports for Counted {
         let at = self.lent(key).ok_or("not lent")?;
         let loan = self.loans.lock().expect("no panic").swap_remove(at);
         Ok(loan.compare(seed)?)
-    }
-}
-
-/// No exports: for targets in this process, whose memory is used directly.
-#[derive(Debug)]
-struct NoExports;
-
-impl Exports for NoExports {
-    fn fetch(&self, _: AllocationKey) -> Result<Export, ExportsError> {
-        Err("nothing may ask for an export here".into())
-    }
-
-    fn probe(&self, _: DeviceUuid) -> Result<Probe, ExportsError> {
-        Err("nothing may ask for a proof here".into())
-    }
-
-    fn prove(&self, _: AllocationKey, _: u64) -> Result<Option<Mismatch>, ExportsError> {
-        Err("nothing may ask for a verdict here".into())
     }
 }
 

@@ -1,38 +1,24 @@
 //! What moves the bytes. Where there is no copy kernel, its pieces go by DMA: never in silence, and
 //! not at all if the operator says so.
 
+mod common;
+
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use kvferry_device::Device;
 use kvferry_device::sim::{SimOptions, sim};
-use kvferry_device::{Device, DeviceUuid, Export};
 use kvferry_engine::profile::Values;
 use kvferry_engine::{
-    AllocationKey, BatchStatus, Buffer, Config, Copies, Engine, Error, Exports, ExportsError,
-    Mismatch, Op, Part, Path, Probe, Profile, Range, State, Strided, SubmitOptions, Target,
+    BatchStatus, Buffer, Config, Copies, Engine, Error, Op, Part, Path, Profile, Range, State,
+    Strided, SubmitOptions, Target,
 };
+
+use common::NoExports;
 
 const LONG: Duration = Duration::from_secs(60);
 const BYTES: u64 = 1 << 20;
-
-/// No exports: for targets in this process, whose memory is used directly.
-#[derive(Debug)]
-struct NoExports;
-
-impl Exports for NoExports {
-    fn fetch(&self, _: AllocationKey) -> Result<Export, ExportsError> {
-        Err("nothing may ask for an export here".into())
-    }
-
-    fn probe(&self, _: DeviceUuid) -> Result<Probe, ExportsError> {
-        Err("nothing may ask for a proof here".into())
-    }
-
-    fn prove(&self, _: AllocationKey, _: u64) -> Result<Option<Mismatch>, ExportsError> {
-        Err("nothing may ask for a verdict here".into())
-    }
-}
 
 /// An engine that copies between two memories of one simulated GPU.
 struct Loop {

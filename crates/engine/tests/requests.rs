@@ -1,41 +1,26 @@
 //! Forms, parts and options of a request, on host memory and on the simulated GPU.
 
+mod common;
+
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvferry_device::Device;
 use kvferry_device::conformance::ApplicationStream;
 use kvferry_device::sim::{SimControl, SimOptions, sim};
-use kvferry_device::{Device, DeviceUuid, Export};
 use kvferry_engine::{
-    AllocationKey, BatchId, Buffer, Config, Consumer, Copies, Engine, Error, Exports, ExportsError,
-    FormError, Mismatch, Op, Paged, Pages, Part, Path, Probe, Producer, Range, State, Strided,
-    SubmitOptions, Target,
+    BatchId, Buffer, Config, Consumer, Copies, Engine, Error, FormError, Op, Paged, Pages, Part,
+    Path, Producer, Range, State, Strided, SubmitOptions, Target,
 };
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 
+use common::NoExports;
+
 const PATIENCE: Duration = Duration::from_secs(60);
 const LEN: u64 = 256 << 10;
-
-/// Of targets in this process, whose memory is used directly.
-#[derive(Debug)]
-struct NoExports;
-
-impl Exports for NoExports {
-    fn fetch(&self, _: AllocationKey) -> Result<Export, ExportsError> {
-        Err("nothing may ask for an export here".into())
-    }
-
-    fn probe(&self, _: DeviceUuid) -> Result<Probe, ExportsError> {
-        Err("nothing may ask for a proof here".into())
-    }
-
-    fn prove(&self, _: AllocationKey, _: u64) -> Result<Option<Mismatch>, ExportsError> {
-        Err("nothing may ask for a verdict here".into())
-    }
-}
 
 /// An engine, a buffer of its own, and targets with a buffer each, all on one device.
 struct Bench {

@@ -1,3 +1,6 @@
 //! Ways to move a batch. Each takes checked ranges and returns what the batch waits for.
 
+mod lane;
+mod load;
 pub(crate) mod peer;
+mod place;

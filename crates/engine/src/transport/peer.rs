@@ -5,34 +5,26 @@
 //! a GPU's there a GPU of this engine copies: host memory is page-locked for it in place, and seen
 //! at an address of its own. The processor never touches a GPU's memory.
 
-use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvferry_device::{
-    Capabilities, CompactCopy, CompactEnd, Completions, Consumer, CopyDescriptor, CopySource,
-    Device, DeviceUuid, Left, Queue, QueueOptions, Ticket, Vendor, Work, host_uuid,
+    Capabilities, Consumer, Device, DeviceUuid, Left, Ticket, Vendor, Work, host_uuid,
 };
-use rustix::time::{ClockId, clock_gettime};
 
+use super::lane::Lane;
+use super::load::Load;
+use super::place::{FormPlan, Place, Plan, RangePlan, RemoteWindows, compact_copies};
 use crate::batch::{Holds, Path, Pending};
 use crate::config::{Config, OverlapCheck};
 use crate::error::{Error, RangeError, Result};
-use crate::mapping::OpenMapping;
 use crate::plan::{
-    Checked, Extent, Form, Grid, Limits, Op, Pages, Pieces, Range, Relocations, Scratch, Strides,
-    Want, Window, check_bounds, check_form_bounds, check_form_overlaps, check_overlaps,
-    find_strides,
+    Extent, Form, Limits, Op, Range, Scratch, Strides, check_bounds, check_form_bounds,
+    check_form_overlaps, check_overlaps, find_strides,
 };
 use crate::profile::{Tuning, Values};
-use crate::registry::{HostLock, Pin, Registry, Table};
+use crate::registry::{Registry, Table};
 use crate::request::{Copies, Part, SubmitOptions};
-use crate::segment::AllocationKey;
-use crate::target::{RemoteTable, Target};
-
-/// Descriptors that a batch takes from one target before it turns to the next: about a fiftieth of
-/// the warps of a launch, so that all targets are written at any moment.
-const TURN: usize = 64;
+use crate::target::Target;
 
 /// The peer transport of one engine.
 #[derive(Debug)]
@@ -54,21 +46,6 @@ struct Scratches {
     strides: Strides,
 }
 
-/// One device and its queue.
-#[derive(Debug)]
-struct Lane {
-    device: Arc<dyn Device>,
-    tuning: Tuning,
-    /// Peers that a batch went to by a fallback.
-    fell_back: Mutex<HashSet<String>>,
-    queue: Mutex<Box<dyn Queue>>,
-    completions: Arc<dyn Completions>,
-    /// Why nothing that runs will complete.
-    lost: OnceLock<kvferry_device::Error>,
-    /// When the driver was last asked, by [`milliseconds`].
-    asked: AtomicU64,
-}
-
 /// A batch that was handed to a device.
 #[derive(Debug)]
 pub(crate) struct Submitted {
@@ -78,231 +55,6 @@ pub(crate) struct Submitted {
     pub(crate) bytes: u64,
     pub(crate) path: Path,
     pub(crate) holds: Holds,
-}
-
-/// A checked list of ranges and where its bytes are for the device that copies them.
-pub(crate) struct RangePlan<'a> {
-    op: Op,
-    ranges: &'a [Range],
-    place: Place,
-    pub(crate) checked: Checked,
-    /// What it was checked with.
-    limits: Limits,
-    extent: Extent,
-    pub(crate) device: usize,
-}
-
-/// A checked list of forms, relocated.
-struct FormPlan<'a> {
-    copies: Vec<CompactCopy<'a>>,
-    bytes: u64,
-    device: usize,
-    place: Place,
-}
-
-/// The windows of both ends, as they were when the list was checked, and what keeps them. Locks
-/// end before the pins that keep their memory registered.
-struct Place {
-    local: Arc<Table>,
-    remote: RemoteWindows,
-    local_relocations: Vec<u64>,
-    remote_relocations: Vec<u64>,
-    target: Target,
-    locks: Vec<Arc<HostLock>>,
-    pins: Vec<Pin>,
-    mappings: Vec<Arc<OpenMapping>>,
-}
-
-enum Plan<'a> {
-    Ranges(RangePlan<'a>),
-    Forms(FormPlan<'a>),
-}
-
-/// The windows that remote addresses are looked up in.
-enum RemoteWindows {
-    /// Of another process.
-    Mapped(Arc<RemoteTable>),
-    /// Of an engine of this process: used directly, as drivers refuse to open a handle in the
-    /// process that made it.
-    Direct(Arc<Registry>, Arc<Table>),
-}
-
-impl RemoteWindows {
-    fn of(target: &Target) -> Result<Self> {
-        Ok(match target.registry()? {
-            None => Self::Mapped(target.table()),
-            Some(registry) => {
-                let table = registry.table();
-                Self::Direct(registry, table)
-            }
-        })
-    }
-
-    /// Both ends of a range are addresses of this process.
-    fn is_direct(&self) -> bool {
-        matches!(self, Self::Direct(..))
-    }
-
-    fn windows(&self) -> &[Window] {
-        match self {
-            Self::Mapped(table) => &table.windows,
-            Self::Direct(_, table) => &table.windows,
-        }
-    }
-
-    /// The allocation that a window lies in.
-    fn allocation(&self, window: usize) -> AllocationKey {
-        match self {
-            Self::Mapped(table) => table.allocation(window).key,
-            Self::Direct(_, table) => table.allocations[window],
-        }
-    }
-}
-
-/// The window that holds an address of a checked list.
-fn window_of(windows: &[Window], addr: u64) -> Option<usize> {
-    windows.partition_point(|window| window.start <= addr).checked_sub(1)
-}
-
-impl Place {
-    fn relocations(&self) -> Relocations<'_> {
-        Relocations { local: &self.local_relocations, remote: &self.remote_relocations }
-    }
-
-    /// What to add to the addresses of a local and of a remote window.
-    fn shift(&self, local: usize, remote: usize) -> Shift {
-        let local = self.local_relocations.get(local).copied().unwrap_or(0);
-        Shift { local, remote: self.remote_relocations[remote] }
-    }
-}
-
-/// What to add to the addresses of one form to get where the device that copies sees them.
-#[derive(Clone, Copy, Debug, Default)]
-struct Shift {
-    local: u64,
-    remote: u64,
-}
-
-impl RangePlan<'_> {
-    /// The pieces of the list, as descriptors for the plan's device.
-    pub(crate) fn pieces(&self, want: Want) -> Pieces<'_> {
-        self.pieces_of(self.ranges, want)
-    }
-
-    /// The pieces of a part of the list.
-    fn pieces_of<'b>(&'b self, ranges: &'b [Range], want: Want) -> Pieces<'b> {
-        let (local, remote) = (&self.place.local.windows, self.place.remote.windows());
-        let relocations = self.place.relocations();
-        Pieces::new(self.op, ranges, local, remote, relocations, want, &self.checked, &self.limits)
-    }
-
-    /// Runs that were found in the list, which is plain and so has one window a side.
-    fn compact<'b>(&self, strides: &'b Strides) -> impl Iterator<Item = CompactCopy<'b>> {
-        let shift = self.ranges.first().and_then(|first| {
-            let local = window_of(&self.place.local.windows, first.local)?;
-            let remote = window_of(self.place.remote.windows(), first.remote)?;
-            Some(self.place.shift(local, remote))
-        });
-        let (op, shift) = (self.op, shift.unwrap_or_default());
-        strides.runs.iter().flat_map(move |run| compact_copies(op, run.grid(), shift))
-    }
-}
-
-/// A form in bounds, as the device copies it: one copy, or several where the rows are more than 32
-/// bits count.
-fn compact_copies(op: Op, grid: Grid<'_>, shift: Shift) -> impl Iterator<Item = CompactCopy<'_>> {
-    const ROWS: u64 = u32::MAX as u64;
-    (0..grid.rows.div_ceil(ROWS)).map(move |part| {
-        let first = part * ROWS;
-        let end = |pages: &Pages<'_>, shift: u64| {
-            let addr = pages.addr.wrapping_add(shift);
-            CompactEnd {
-                addr: addr.wrapping_add(first.wrapping_mul(pages.row_stride)),
-                row_stride: pages.row_stride,
-                layer_stride: pages.layer_stride,
-                page_stride: pages.page_stride,
-                pages: &[],
-            }
-        };
-        let mut local = CompactEnd { pages: grid.local.numbers, ..end(&grid.local, shift.local) };
-        let mut remote =
-            CompactEnd { pages: grid.remote.numbers, ..end(&grid.remote, shift.remote) };
-        for end in [&mut local, &mut remote] {
-            // One page needs no list, and so no slot of the ring.
-            if let &[number] = end.pages {
-                end.addr = end.addr.wrapping_add(u64::from(number).wrapping_mul(end.page_stride));
-                end.pages = &[];
-            }
-        }
-        let (src, dst) = match op {
-            Op::Write => (local, remote),
-            Op::Read => (remote, local),
-        };
-        CompactCopy {
-            src,
-            dst,
-            len: grid.len,
-            rows: (grid.rows - first).min(ROWS) as u32,
-            layers: grid.layers as u32,
-            pages: grid.local.numbers.len() as u32,
-        }
-    })
-}
-
-impl Plan<'_> {
-    fn device(&self) -> usize {
-        match self {
-            Self::Ranges(plan) => plan.device,
-            Self::Forms(plan) => plan.device,
-        }
-    }
-
-    fn bytes(&self) -> u64 {
-        match self {
-            Self::Ranges(plan) => plan.checked.bytes,
-            Self::Forms(plan) => plan.bytes,
-        }
-    }
-
-    /// Of a list of ranges, for its check of overlaps.
-    fn extent(&self) -> Option<Extent> {
-        match self {
-            Self::Ranges(plan) => Some(plan.extent),
-            Self::Forms(_) => None,
-        }
-    }
-
-    /// Both ends are addresses of this process.
-    fn one_space(&self) -> bool {
-        match self {
-            Self::Ranges(plan) => plan.place.remote.is_direct(),
-            Self::Forms(plan) => plan.place.remote.is_direct(),
-        }
-    }
-
-    /// Whether the kernel, if there is one, has something to do. `strides` are those of the plan.
-    fn wants_kernel(&self, strides: &Strides, batch_min: u64) -> bool {
-        match self {
-            Self::Forms(plan) => !plan.copies.is_empty(),
-            Self::Ranges(plan) => {
-                !strides.runs.is_empty() || plan.checked.small as u64 >= batch_min
-            }
-        }
-    }
-
-    fn place(&self) -> &Place {
-        match self {
-            Self::Ranges(plan) => &plan.place,
-            Self::Forms(plan) => &plan.place,
-        }
-    }
-
-    fn into_place(self) -> Place {
-        match self {
-            Self::Ranges(plan) => plan.place,
-            Self::Forms(plan) => plan.place,
-        }
-    }
 }
 
 impl Peer {
@@ -632,7 +384,7 @@ impl Peer {
         let mut loads: Vec<_> = plans
             .iter()
             .zip(strides)
-            .map(|(plan, strides)| Self::load(plan, strides, kernel, batch_min))
+            .map(|(plan, strides)| Load::of(plan, strides, kernel, batch_min))
             .collect();
         // Lists of ranges are interleaved in the launches that they share; forms are expanded by
         // launches of their own, which run side by side if each is small enough.
@@ -659,7 +411,8 @@ impl Peer {
             // registrant promised to keep until it is unregistered; `holds` below keeps regions
             // registered and peers mapped until the batch ends, and it ends only once the queue says
             // that this submission is done.
-            match unsafe { queue.submit(&mut work) } {
+            let submitted = unsafe { queue.submit(&mut work) };
+            match submitted {
                 Ok(ticket) => pending.push(Pending { device, ticket }),
                 Err(error) => {
                     match error.left {
@@ -680,50 +433,6 @@ impl Peer {
         drop(queue);
         let path = path.unwrap_or(Path::None);
         Ok(Submitted { pending, failure, bytes, path, holds: holds(plans) })
-    }
-
-    /// What a queue gets of one plan.
-    fn load<'a>(
-        plan: &'a Plan<'_>,
-        strides: &'a Strides,
-        kernel: bool,
-        batch_min: u64,
-    ) -> Load<'a> {
-        let plan = match plan {
-            Plan::Forms(plan) => {
-                return Load { compact: plan.copies.clone(), ..Load::default() };
-            }
-            Plan::Ranges(plan) => plan,
-        };
-        if !strides.runs.is_empty() {
-            let rest = Rest { plan, slices: strides.rest.iter(), now: None };
-            let compact = plan.compact(strides).collect();
-            let pieces: Box<dyn CopySource> = match strides.rest.is_empty() {
-                true => nothing(),
-                false => Box::new(rest),
-            };
-            return Load { pieces, has_pieces: !strides.rest.is_empty(), compact, large: vec![] };
-        }
-        let Checked { small, large, .. } = plan.checked;
-        if !kernel {
-            // The queue makes every descriptor a DMA.
-            let pieces = Box::new(plan.pieces(Want::All));
-            return Load { pieces, has_pieces: true, ..Load::default() };
-        }
-        // A few small pieces are quicker as DMAs than as a launch.
-        let small_by_kernel = small as u64 >= batch_min;
-        let (want, count) =
-            if small_by_kernel { (Want::Large, large) } else { (Want::All, large + small) };
-        let mut large = vec![CopyDescriptor::default(); count];
-        if count > 0 {
-            let filled = plan.pieces(want).fill(&mut large);
-            debug_assert_eq!(filled, count);
-        }
-        let pieces: Box<dyn CopySource> = match small_by_kernel {
-            true => Box::new(plan.pieces(Want::Small)),
-            false => nothing(),
-        };
-        Load { pieces, has_pieces: small_by_kernel, compact: Vec::new(), large }
     }
 
     /// Refuses plans that the kernel should take on a device without one, or says once per peer
@@ -808,155 +517,4 @@ fn holds(plans: Vec<Plan<'_>>) -> Holds {
         holds._mappings.append(&mut place.mappings);
     }
     holds
-}
-
-fn nothing<'a>() -> Box<dyn CopySource + 'a> {
-    Box::new(kvferry_device::SliceSource(&[]))
-}
-
-/// What one submission to a queue is made of.
-struct Load<'a> {
-    pieces: Box<dyn CopySource + 'a>,
-    has_pieces: bool,
-    compact: Vec<CompactCopy<'a>>,
-    large: Vec<CopyDescriptor>,
-}
-
-impl Default for Load<'_> {
-    fn default() -> Self {
-        Self { pieces: nothing(), has_pieces: false, compact: Vec::new(), large: Vec::new() }
-    }
-}
-
-impl<'a> Load<'a> {
-    /// One load of several that have no forms.
-    fn interleaved(mut loads: Vec<Self>) -> Self {
-        if loads.len() == 1 {
-            return loads.remove(0);
-        }
-        let has_pieces = loads.iter().any(|load| load.has_pieces);
-        // One of each by turns, too.
-        let longest = loads.iter().map(|load| load.large.len()).max().unwrap_or(0);
-        let by_turns = |at| loads.iter().filter_map(move |load| load.large.get(at).copied());
-        let large = (0..longest).flat_map(by_turns).collect();
-        let sources = loads.into_iter().map(|load| load.pieces).collect();
-        let pieces = Box::new(Interleaved { sources, turn: 0 });
-        Self { pieces, has_pieces, compact: Vec::new(), large }
-    }
-
-    fn path(&self, vendor: Vendor, kernel: bool) -> Path {
-        let launched = self.has_pieces || !self.compact.is_empty();
-        match (vendor, kernel && launched, self.large.is_empty()) {
-            (Vendor::Host, ..) => Path::Memcpy,
-            (_, true, true) => Path::Kernel,
-            (_, true, false) => Path::Mixed,
-            (_, false, _) => Path::Dma,
-        }
-    }
-}
-
-/// Takes turns between the pieces of several targets.
-struct Interleaved<'a> {
-    sources: Vec<Box<dyn CopySource + 'a>>,
-    turn: usize,
-}
-
-impl CopySource for Interleaved<'_> {
-    fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize {
-        let mut count = 0;
-        while count < slot.len() && !self.sources.is_empty() {
-            let turn = self.turn % self.sources.len();
-            let room = (slot.len() - count).min(TURN);
-            match self.sources[turn].fill(&mut slot[count..count + room]) {
-                0 => drop(self.sources.remove(turn)),
-                more => {
-                    count += more;
-                    self.turn = turn + 1;
-                }
-            }
-        }
-        count
-    }
-}
-
-/// The pieces of a list that lie in none of its runs.
-struct Rest<'a> {
-    plan: &'a RangePlan<'a>,
-    slices: std::slice::Iter<'a, std::ops::Range<usize>>,
-    now: Option<Pieces<'a>>,
-}
-
-impl CopySource for Rest<'_> {
-    fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize {
-        loop {
-            if let Some(now) = &mut self.now {
-                let count = now.fill(slot);
-                if count > 0 {
-                    return count;
-                }
-            }
-            let Some(slice) = self.slices.next() else { return 0 };
-            let ranges = &self.plan.ranges[slice.clone()];
-            self.now = Some(self.plan.pieces_of(ranges, Want::Small));
-        }
-    }
-}
-
-impl Lane {
-    fn open(device: Arc<dyn Device>, config: &Config) -> Result<Self> {
-        let tuning = Tuning::of_device(config, device.info());
-        let options = QueueOptions {
-            streams: config.streams,
-            max_grid_blocks: tuning.values.max_grid_blocks,
-            tile_bytes: tuning.values.tile_bytes,
-            high_priority: config.high_priority,
-            stall_timeout: config.stall_timeout,
-            ..QueueOptions::default()
-        };
-        let queue = Arc::clone(&device).queue(&options)?;
-        let completions = queue.completions();
-        Ok(Self {
-            device,
-            tuning,
-            fell_back: Mutex::default(),
-            queue: Mutex::new(queue),
-            completions,
-            lost: OnceLock::new(),
-            asked: AtomicU64::new(0),
-        })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Box<dyn Queue>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lose(&self, error: &kvferry_device::Error) {
-        let _ = self.lost.set(error.clone());
-    }
-
-    /// Asks the driver whether the device still works, if nobody did lately. Does not wait for a
-    /// thread that submits.
-    fn check(&self) -> Result<(), kvferry_device::Error> {
-        if let Some(lost) = self.lost.get() {
-            return Err(lost.clone());
-        }
-        let now = milliseconds();
-        if now == self.asked.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let mut queue = match self.queue.try_lock() {
-            Ok(queue) => queue,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(()),
-        };
-        self.asked.store(now, Ordering::Relaxed);
-        queue.check().inspect_err(|error| self.lose(error))
-    }
-}
-
-/// A clock that moves once in one to ten milliseconds, as the system is configured, and costs a
-/// quarter of the exact one: a poll of something that runs asks the driver no more often.
-fn milliseconds() -> u64 {
-    let now = clock_gettime(ClockId::MonotonicCoarse);
-    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }

@@ -1,0 +1,272 @@
+//! How the work of a submission gets to the device: launches from the ring or from the kernel's
+//! parameters, and DMAs.
+
+use std::sync::Arc;
+
+use super::{GpuQueue, Open};
+use crate::compact::{CompactCopy, CompactDescriptor, MOST_UNITS};
+use crate::device::Capabilities;
+use crate::driver::Driver;
+use crate::error::Result;
+use crate::kernel::{BLOCK_THREADS, COMPACT_DESCRIPTORS, Entry, INLINE_DESCRIPTORS};
+use crate::queue::{CopyDescriptor, CopySource, Work};
+
+impl<D: Driver> GpuQueue<D> {
+    fn kernel(&self) -> bool {
+        self.device.driver.info().capabilities.contains(Capabilities::KERNEL)
+    }
+
+    /// # Safety
+    /// As [`Queue::submit`]; the driver's scope is entered.
+    pub(super) unsafe fn enqueue(&mut self, open: &mut Open<D>, work: &mut Work<'_>) -> Result<()> {
+        if work.kernel && self.kernel() {
+            // SAFETY: the caller's contract.
+            unsafe { self.launch_pieces(open, work.pieces) }?;
+            // SAFETY: the caller's contract.
+            unsafe { self.launch_compact(open, work.compact) }?;
+        } else {
+            let mut buffer = [CopyDescriptor::default(); INLINE_DESCRIPTORS];
+            loop {
+                let count = work.pieces.fill(&mut buffer);
+                if count == 0 {
+                    break;
+                }
+                // SAFETY: the caller's contract.
+                unsafe { self.copy(open, &buffer[..count]) }?;
+            }
+            // SAFETY: the caller's contract.
+            unsafe { self.copy_compact(open, work.compact) }?;
+        }
+        // SAFETY: the caller's contract.
+        unsafe { self.copy(open, work.large) }
+    }
+
+    /// # Safety
+    /// As [`Queue::submit`]; the driver's scope is entered.
+    unsafe fn launch_pieces(
+        &mut self,
+        open: &mut Open<D>,
+        pieces: &mut dyn CopySource,
+    ) -> Result<()> {
+        let mut few = std::mem::take(&mut self.few_list);
+        // SAFETY: the caller's contract.
+        let launched = unsafe { self.launch_pieces_after(open, pieces, &mut few) };
+        self.few_list = few;
+        launched
+    }
+
+    /// `few` has room for one descriptor more than fit into the kernel's parameters: a batch that
+    /// does fit needs no slot, and its first bytes do not wait for a read over PCIe.
+    ///
+    /// # Safety
+    /// As [`Queue::submit`]; the driver's scope is entered.
+    unsafe fn launch_pieces_after(
+        &mut self,
+        open: &mut Open<D>,
+        pieces: &mut dyn CopySource,
+        few: &mut [CopyDescriptor],
+    ) -> Result<()> {
+        let few_at_most = few.len().min(self.options.slot_descriptors);
+        let mut count = fill(pieces, &mut few[..few_at_most]);
+        if count == 0 {
+            return Ok(());
+        }
+        if count <= INLINE_DESCRIPTORS && count < few_at_most {
+            let blocks = self.blocks(open, Entry::Inline, count as u32);
+            let stream = self.use_stream(open);
+            // SAFETY: the caller's contract.
+            return unsafe { self.device.driver.launch_inline(stream, &few[..count], blocks) };
+        }
+        // The first launch is short, so that the device works while the rest is packed.
+        let mut room =
+            self.options.first_descriptors.clamp(few_at_most, self.options.slot_descriptors);
+        let mut packed = count;
+        loop {
+            let slot = self.take_slot(open)?;
+            let place = &mut self.slot(slot)[..room];
+            place[..packed].copy_from_slice(&few[..packed]);
+            count = packed + fill(pieces, &mut place[packed..]);
+            packed = 0;
+            if count == 0 {
+                self.return_slot(open);
+                return Ok(());
+            }
+            let blocks = self.blocks(open, Entry::Ring, count as u32);
+            let stream = self.use_stream(open);
+            let descriptors = self.slot_address(slot);
+            // SAFETY: the caller's contract; the slot stays as it is until its event fires or the
+            // submission is done, because only then it becomes free.
+            unsafe { self.device.driver.launch(stream, descriptors, count as u32, blocks) }?;
+            self.hand_over_slot(open, stream)?;
+            // Filling stops only at the end of the room or of the source.
+            if count < room {
+                return Ok(());
+            }
+            room = self.options.slot_descriptors;
+        }
+    }
+
+    /// # Safety
+    /// As [`Queue::submit`]; the driver's scope is entered.
+    unsafe fn launch_compact(
+        &mut self,
+        open: &mut Open<D>,
+        copies: &[CompactCopy<'_>],
+    ) -> Result<()> {
+        let mut list = std::mem::take(&mut self.compact_list);
+        let mut launch = CompactLaunch { list: &mut list, list_bytes: 0 };
+        let mut started = Ok(());
+        for copy in copies.iter().filter(|copy| copy.count() > 0 && copy.len > 0) {
+            // SAFETY: the caller's contract.
+            started = unsafe { self.place_compact(open, &mut launch, copy.normal()) };
+            if started.is_err() {
+                break;
+            }
+        }
+        // SAFETY: the caller's contract.
+        let started = started.and_then(|()| unsafe { self.start_compact(open, &mut launch) });
+        list.clear();
+        self.compact_list = list;
+        started
+    }
+
+    /// Adds a copy to the launch, in parts if it is too large for one, and starts what is full.
+    ///
+    /// # Safety
+    /// As [`Queue::submit`]; the driver's scope is entered.
+    unsafe fn place_compact(
+        &mut self,
+        open: &mut Open<D>,
+        launch: &mut CompactLaunch<'_>,
+        copy: CompactCopy<'_>,
+    ) -> Result<()> {
+        let warps = u64::from(self.grids[Entry::Compact as usize].min(open.max_grid_blocks))
+            * u64::from(BLOCK_THREADS / self.device.driver.warp_lanes());
+        let slot_bytes = self.options.slot_descriptors * size_of::<CopyDescriptor>();
+        let division = copy.divide(warps, self.options.tile_bytes);
+        let list_bytes = size_of_val(copy.src.pages) + size_of_val(copy.dst.pages);
+        if (division.units >= MOST_UNITS || list_bytes > slot_bytes)
+            && let Some((one, other)) = copy.split()
+        {
+            // Every split halves a count, so this is never deep.
+            // SAFETY: the caller's contract.
+            unsafe { self.place_compact(open, launch, one) }?;
+            // SAFETY: the caller's contract.
+            return unsafe { self.place_compact(open, launch, other) };
+        }
+        let full = launch.list.len() == COMPACT_DESCRIPTORS
+            || u64::from(launch.units()) + division.units >= MOST_UNITS
+            || launch.list_bytes + list_bytes > slot_bytes;
+        if full {
+            // SAFETY: the caller's contract.
+            unsafe { self.start_compact(open, launch) }?;
+        }
+        if list_bytes > 0 && open.slot.is_none() {
+            self.take_slot(open)?;
+        }
+        let lists = [copy.src.pages, copy.dst.pages]
+            .map(|pages| self.place_list(open, &mut launch.list_bytes, pages));
+        let descriptor = copy.descriptor(&division, lists, launch.units());
+        launch.list.push(descriptor);
+        Ok(())
+    }
+
+    /// Copies a page list into the open slot, behind the first `used` bytes; returns where the
+    /// device reads it, 0 if there is none.
+    fn place_list(&mut self, open: &Open<D>, used: &mut usize, pages: &[u32]) -> u64 {
+        let Some(slot) = open.slot.filter(|_| !pages.is_empty()) else { return 0 };
+        let address = self.slot_address(slot) + *used as u64;
+        let place = self.slot(slot).as_mut_ptr_range();
+        // SAFETY: the caller found that the list fits behind `used` bytes of the slot, which is
+        // ours and which no launch reads yet; u32 is less aligned than what the slot holds.
+        unsafe {
+            let place = place.start.cast::<u8>().add(*used).cast::<u32>();
+            place.copy_from_nonoverlapping(pages.as_ptr(), pages.len());
+        }
+        *used += size_of_val(pages);
+        address
+    }
+
+    /// Starts what was gathered, if anything was.
+    ///
+    /// # Safety
+    /// As [`Queue::submit`]; the driver's scope is entered.
+    unsafe fn start_compact(
+        &mut self,
+        open: &mut Open<D>,
+        launch: &mut CompactLaunch<'_>,
+    ) -> Result<()> {
+        if launch.list.is_empty() {
+            return Ok(());
+        }
+        let blocks = self.blocks(open, Entry::Compact, launch.units());
+        let stream = self.use_stream(open);
+        // SAFETY: the caller's contract; the slot with the page lists stays as it is until its
+        // event fires or the submission is done, because only then it becomes free.
+        unsafe { self.device.driver.launch_compact(stream, launch.list, blocks) }?;
+        launch.list.clear();
+        launch.list_bytes = 0;
+        if open.slot.is_some() { self.hand_over_slot(open, stream) } else { Ok(()) }
+    }
+
+    /// # Safety
+    /// As [`Queue::submit`]; the driver's scope is entered.
+    unsafe fn copy(&mut self, open: &mut Open<D>, copies: &[CopyDescriptor]) -> Result<()> {
+        for &CopyDescriptor { src, dst, len } in copies {
+            let stream = self.use_stream(open);
+            // SAFETY: the caller's contract.
+            unsafe { self.device.driver.copy(stream, dst, src, len) }?;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`Queue::submit`]; the driver's scope is entered.
+    unsafe fn copy_compact(
+        &mut self,
+        open: &mut Open<D>,
+        copies: &[CompactCopy<'_>],
+    ) -> Result<()> {
+        let device = Arc::clone(&self.device);
+        for rows in
+            copies.iter().filter(|copy| copy.len > 0).flat_map(|copy| copy.normal().blocks())
+        {
+            let stream = self.use_stream(open);
+            // SAFETY: the caller's contract.
+            if unsafe { device.driver.copy_rows(stream, rows) }? {
+                continue;
+            }
+            for CopyDescriptor { src, dst, len } in rows.descriptors() {
+                // SAFETY: the caller's contract.
+                unsafe { device.driver.copy(stream, dst, src, len) }?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Compact descriptors that are gathered for one launch.
+#[derive(Debug)]
+struct CompactLaunch<'a> {
+    list: &'a mut Vec<CompactDescriptor>,
+    /// Bytes of page lists in the open slot.
+    list_bytes: usize,
+}
+
+impl CompactLaunch<'_> {
+    fn units(&self) -> u32 {
+        self.list.last().map_or(0, |last| last.end)
+    }
+}
+
+/// Fills `place` as far as the source goes.
+fn fill(source: &mut dyn CopySource, place: &mut [CopyDescriptor]) -> usize {
+    let mut count = 0;
+    while count < place.len() {
+        match source.fill(&mut place[count..]) {
+            0 => break,
+            more => count += more,
+        }
+    }
+    count
+}

@@ -1,0 +1,86 @@
+//! One device of an engine, its queue, and whether it still works.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+
+use kvferry_device::{Completions, Device, Queue, QueueOptions};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::config::Config;
+use crate::error::Result;
+use crate::profile::Tuning;
+
+/// One device and its queue.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub(super) device: Arc<dyn Device>,
+    pub(super) tuning: Tuning,
+    /// Peers that a batch went to by a fallback.
+    pub(super) fell_back: Mutex<HashSet<String>>,
+    queue: Mutex<Box<dyn Queue>>,
+    pub(super) completions: Arc<dyn Completions>,
+    /// Why nothing that runs will complete.
+    lost: OnceLock<kvferry_device::Error>,
+    /// When the driver was last asked, by [`milliseconds`].
+    asked: AtomicU64,
+}
+
+impl Lane {
+    pub(super) fn open(device: Arc<dyn Device>, config: &Config) -> Result<Self> {
+        let tuning = Tuning::of_device(config, device.info());
+        let options = QueueOptions {
+            streams: config.streams,
+            max_grid_blocks: tuning.values.max_grid_blocks,
+            tile_bytes: tuning.values.tile_bytes,
+            high_priority: config.high_priority,
+            stall_timeout: config.stall_timeout,
+            ..QueueOptions::default()
+        };
+        let queue = Arc::clone(&device).queue(&options)?;
+        let completions = queue.completions();
+        Ok(Self {
+            device,
+            tuning,
+            fell_back: Mutex::default(),
+            queue: Mutex::new(queue),
+            completions,
+            lost: OnceLock::new(),
+            asked: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Box<dyn Queue>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn lose(&self, error: &kvferry_device::Error) {
+        let _ = self.lost.set(error.clone());
+    }
+
+    /// Asks the driver whether the device still works, if nobody did lately. Does not wait for a
+    /// thread that submits.
+    pub(super) fn check(&self) -> Result<(), kvferry_device::Error> {
+        if let Some(lost) = self.lost.get() {
+            return Err(lost.clone());
+        }
+        let now = milliseconds();
+        if now == self.asked.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let mut queue = match self.queue.try_lock() {
+            Ok(queue) => queue,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(()),
+        };
+        self.asked.store(now, Ordering::Relaxed);
+        queue.check().inspect_err(|error| self.lose(error))
+    }
+}
+
+/// A clock that moves once in one to ten milliseconds, as the system is configured, and costs a
+/// quarter of the exact one: a poll of something that runs asks the driver no more often.
+fn milliseconds() -> u64 {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+}

@@ -1,0 +1,148 @@
+//! What one submission to a queue is made of: pieces, compact copies and large copies of one plan, or
+//! of several by turns.
+
+use kvferry_device::{CompactCopy, CopyDescriptor, CopySource, SliceSource, Vendor};
+
+use super::place::{Plan, RangePlan};
+use crate::batch::Path;
+use crate::plan::{Checked, Pieces, Strides, Want};
+
+/// Descriptors that a batch takes from one target before it turns to the next: about a fiftieth of
+/// the warps of a launch, so that all targets are written at any moment.
+const TURN: usize = 64;
+
+fn nothing<'a>() -> Box<dyn CopySource + 'a> {
+    Box::new(SliceSource(&[]))
+}
+
+/// What one submission to a queue is made of.
+pub(super) struct Load<'a> {
+    pub(super) pieces: Box<dyn CopySource + 'a>,
+    has_pieces: bool,
+    pub(super) compact: Vec<CompactCopy<'a>>,
+    pub(super) large: Vec<CopyDescriptor>,
+}
+
+impl Default for Load<'_> {
+    fn default() -> Self {
+        Self { pieces: nothing(), has_pieces: false, compact: Vec::new(), large: Vec::new() }
+    }
+}
+
+impl<'a> Load<'a> {
+    /// What a queue gets of one plan.
+    pub(super) fn of(
+        plan: &'a Plan<'_>,
+        strides: &'a Strides,
+        kernel: bool,
+        batch_min: u64,
+    ) -> Self {
+        let plan = match plan {
+            Plan::Forms(plan) => {
+                return Self { compact: plan.copies.clone(), ..Self::default() };
+            }
+            Plan::Ranges(plan) => plan,
+        };
+        if !strides.runs.is_empty() {
+            let rest = Rest { plan, slices: strides.rest.iter(), now: None };
+            let compact = plan.compact(strides).collect();
+            let pieces: Box<dyn CopySource> = match strides.rest.is_empty() {
+                true => nothing(),
+                false => Box::new(rest),
+            };
+            return Self { pieces, has_pieces: !strides.rest.is_empty(), compact, large: vec![] };
+        }
+        let Checked { small, large, .. } = plan.checked;
+        if !kernel {
+            // The queue makes every descriptor a DMA.
+            let pieces = Box::new(plan.pieces(Want::All));
+            return Self { pieces, has_pieces: true, ..Self::default() };
+        }
+        // A few small pieces are quicker as DMAs than as a launch.
+        let small_by_kernel = small as u64 >= batch_min;
+        let (want, count) =
+            if small_by_kernel { (Want::Large, large) } else { (Want::All, large + small) };
+        let mut large = vec![CopyDescriptor::default(); count];
+        if count > 0 {
+            let filled = plan.pieces(want).fill(&mut large);
+            debug_assert_eq!(filled, count);
+        }
+        let pieces: Box<dyn CopySource> = match small_by_kernel {
+            true => Box::new(plan.pieces(Want::Small)),
+            false => nothing(),
+        };
+        Self { pieces, has_pieces: small_by_kernel, compact: Vec::new(), large }
+    }
+
+    /// One load of several that have no forms.
+    pub(super) fn interleaved(mut loads: Vec<Self>) -> Self {
+        if loads.len() == 1 {
+            return loads.remove(0);
+        }
+        let has_pieces = loads.iter().any(|load| load.has_pieces);
+        // One of each by turns, too.
+        let longest = loads.iter().map(|load| load.large.len()).max().unwrap_or(0);
+        let by_turns = |at| loads.iter().filter_map(move |load| load.large.get(at).copied());
+        let large = (0..longest).flat_map(by_turns).collect();
+        let sources = loads.into_iter().map(|load| load.pieces).collect();
+        let pieces = Box::new(Interleaved { sources, turn: 0 });
+        Self { pieces, has_pieces, compact: Vec::new(), large }
+    }
+
+    pub(super) fn path(&self, vendor: Vendor, kernel: bool) -> Path {
+        let launched = self.has_pieces || !self.compact.is_empty();
+        match (vendor, kernel && launched, self.large.is_empty()) {
+            (Vendor::Host, ..) => Path::Memcpy,
+            (_, true, true) => Path::Kernel,
+            (_, true, false) => Path::Mixed,
+            (_, false, _) => Path::Dma,
+        }
+    }
+}
+
+/// Takes turns between the pieces of several targets.
+struct Interleaved<'a> {
+    sources: Vec<Box<dyn CopySource + 'a>>,
+    turn: usize,
+}
+
+impl CopySource for Interleaved<'_> {
+    fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize {
+        let mut count = 0;
+        while count < slot.len() && !self.sources.is_empty() {
+            let turn = self.turn % self.sources.len();
+            let room = (slot.len() - count).min(TURN);
+            match self.sources[turn].fill(&mut slot[count..count + room]) {
+                0 => drop(self.sources.remove(turn)),
+                more => {
+                    count += more;
+                    self.turn = turn + 1;
+                }
+            }
+        }
+        count
+    }
+}
+
+/// The pieces of a list that lie in none of its runs.
+struct Rest<'a> {
+    plan: &'a RangePlan<'a>,
+    slices: std::slice::Iter<'a, std::ops::Range<usize>>,
+    now: Option<Pieces<'a>>,
+}
+
+impl CopySource for Rest<'_> {
+    fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize {
+        loop {
+            if let Some(now) = &mut self.now {
+                let count = now.fill(slot);
+                if count > 0 {
+                    return count;
+                }
+            }
+            let Some(slice) = self.slices.next() else { return 0 };
+            let ranges = &self.plan.ranges[slice.clone()];
+            self.now = Some(self.plan.pieces_of(ranges, Want::Small));
+        }
+    }
+}

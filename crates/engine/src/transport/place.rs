@@ -1,0 +1,247 @@
+//! Checked requests and where their bytes are for the device that copies them: nothing here runs yet.
+
+use std::sync::Arc;
+
+use kvferry_device::{CompactCopy, CompactEnd};
+
+use crate::error::Result;
+use crate::mapping::OpenMapping;
+use crate::plan::{
+    Checked, Extent, Form, Grid, Limits, Op, Pages, Pieces, Range, Relocations, Strides, Want,
+    Window,
+};
+use crate::registry::{HostLock, Pin, Registry, Table};
+use crate::segment::AllocationKey;
+use crate::target::{RemoteTable, Target};
+
+/// A checked list of ranges and where its bytes are for the device that copies them.
+pub(crate) struct RangePlan<'a> {
+    pub(super) op: Op,
+    pub(super) ranges: &'a [Range],
+    pub(super) place: Place,
+    pub(crate) checked: Checked,
+    /// What it was checked with.
+    pub(super) limits: Limits,
+    pub(super) extent: Extent,
+    pub(crate) device: usize,
+}
+
+/// A checked list of forms, relocated.
+pub(super) struct FormPlan<'a> {
+    pub(super) copies: Vec<CompactCopy<'a>>,
+    pub(super) bytes: u64,
+    pub(super) device: usize,
+    pub(super) place: Place,
+}
+
+/// The windows of both ends, as they were when the list was checked, and what keeps them. Locks
+/// end before the pins that keep their memory registered.
+pub(super) struct Place {
+    pub(super) local: Arc<Table>,
+    pub(super) remote: RemoteWindows,
+    pub(super) local_relocations: Vec<u64>,
+    pub(super) remote_relocations: Vec<u64>,
+    pub(super) target: Target,
+    pub(super) locks: Vec<Arc<HostLock>>,
+    pub(super) pins: Vec<Pin>,
+    pub(super) mappings: Vec<Arc<OpenMapping>>,
+}
+
+pub(super) enum Plan<'a> {
+    Ranges(RangePlan<'a>),
+    Forms(FormPlan<'a>),
+}
+
+/// The windows that remote addresses are looked up in.
+pub(super) enum RemoteWindows {
+    /// Of another process.
+    Mapped(Arc<RemoteTable>),
+    /// Of an engine of this process: used directly, as drivers refuse to open a handle in the
+    /// process that made it.
+    Direct(Arc<Registry>, Arc<Table>),
+}
+
+impl RemoteWindows {
+    pub(super) fn of(target: &Target) -> Result<Self> {
+        Ok(match target.registry()? {
+            None => Self::Mapped(target.table()),
+            Some(registry) => {
+                let table = registry.table();
+                Self::Direct(registry, table)
+            }
+        })
+    }
+
+    /// Both ends of a range are addresses of this process.
+    pub(super) fn is_direct(&self) -> bool {
+        matches!(self, Self::Direct(..))
+    }
+
+    pub(super) fn windows(&self) -> &[Window] {
+        match self {
+            Self::Mapped(table) => &table.windows,
+            Self::Direct(_, table) => &table.windows,
+        }
+    }
+
+    /// The allocation that a window lies in.
+    pub(super) fn allocation(&self, window: usize) -> AllocationKey {
+        match self {
+            Self::Mapped(table) => table.allocation(window).key,
+            Self::Direct(_, table) => table.allocations[window],
+        }
+    }
+}
+
+/// The window that holds an address of a checked list.
+fn window_of(windows: &[Window], addr: u64) -> Option<usize> {
+    windows.partition_point(|window| window.start <= addr).checked_sub(1)
+}
+
+impl Place {
+    pub(super) fn relocations(&self) -> Relocations<'_> {
+        Relocations { local: &self.local_relocations, remote: &self.remote_relocations }
+    }
+
+    /// What to add to the addresses of a local and of a remote window.
+    pub(super) fn shift(&self, local: usize, remote: usize) -> Shift {
+        let local = self.local_relocations.get(local).copied().unwrap_or(0);
+        Shift { local, remote: self.remote_relocations[remote] }
+    }
+}
+
+/// What to add to the addresses of one form to get where the device that copies sees them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Shift {
+    local: u64,
+    remote: u64,
+}
+
+impl RangePlan<'_> {
+    /// The pieces of the list, as descriptors for the plan's device.
+    pub(crate) fn pieces(&self, want: Want) -> Pieces<'_> {
+        self.pieces_of(self.ranges, want)
+    }
+
+    /// The pieces of a part of the list.
+    pub(super) fn pieces_of<'b>(&'b self, ranges: &'b [Range], want: Want) -> Pieces<'b> {
+        let (local, remote) = (&self.place.local.windows, self.place.remote.windows());
+        let relocations = self.place.relocations();
+        Pieces::new(self.op, ranges, local, remote, relocations, want, &self.checked, &self.limits)
+    }
+
+    /// Runs that were found in the list, which is plain and so has one window a side.
+    pub(super) fn compact<'b>(
+        &self,
+        strides: &'b Strides,
+    ) -> impl Iterator<Item = CompactCopy<'b>> {
+        let shift = self.ranges.first().and_then(|first| {
+            let local = window_of(&self.place.local.windows, first.local)?;
+            let remote = window_of(self.place.remote.windows(), first.remote)?;
+            Some(self.place.shift(local, remote))
+        });
+        let (op, shift) = (self.op, shift.unwrap_or_default());
+        strides.runs.iter().flat_map(move |run| compact_copies(op, run.grid(), shift))
+    }
+}
+
+/// A form in bounds, as the device copies it: one copy, or several where the rows are more than 32
+/// bits count.
+pub(super) fn compact_copies(
+    op: Op,
+    grid: Grid<'_>,
+    shift: Shift,
+) -> impl Iterator<Item = CompactCopy<'_>> {
+    const ROWS: u64 = u32::MAX as u64;
+    (0..grid.rows.div_ceil(ROWS)).map(move |part| {
+        let first = part * ROWS;
+        let end = |pages: &Pages<'_>, shift: u64| {
+            let addr = pages.addr.wrapping_add(shift);
+            CompactEnd {
+                addr: addr.wrapping_add(first.wrapping_mul(pages.row_stride)),
+                row_stride: pages.row_stride,
+                layer_stride: pages.layer_stride,
+                page_stride: pages.page_stride,
+                pages: &[],
+            }
+        };
+        let mut local = CompactEnd { pages: grid.local.numbers, ..end(&grid.local, shift.local) };
+        let mut remote =
+            CompactEnd { pages: grid.remote.numbers, ..end(&grid.remote, shift.remote) };
+        for end in [&mut local, &mut remote] {
+            // One page needs no list, and so no slot of the ring.
+            if let &[number] = end.pages {
+                end.addr = end.addr.wrapping_add(u64::from(number).wrapping_mul(end.page_stride));
+                end.pages = &[];
+            }
+        }
+        let (src, dst) = match op {
+            Op::Write => (local, remote),
+            Op::Read => (remote, local),
+        };
+        CompactCopy {
+            src,
+            dst,
+            len: grid.len,
+            rows: (grid.rows - first).min(ROWS) as u32,
+            layers: grid.layers as u32,
+            pages: grid.local.numbers.len() as u32,
+        }
+    })
+}
+
+impl Plan<'_> {
+    pub(super) fn device(&self) -> usize {
+        match self {
+            Self::Ranges(plan) => plan.device,
+            Self::Forms(plan) => plan.device,
+        }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Self::Ranges(plan) => plan.checked.bytes,
+            Self::Forms(plan) => plan.bytes,
+        }
+    }
+
+    /// Of a list of ranges, for its check of overlaps.
+    pub(super) fn extent(&self) -> Option<Extent> {
+        match self {
+            Self::Ranges(plan) => Some(plan.extent),
+            Self::Forms(_) => None,
+        }
+    }
+
+    /// Both ends are addresses of this process.
+    pub(super) fn one_space(&self) -> bool {
+        match self {
+            Self::Ranges(plan) => plan.place.remote.is_direct(),
+            Self::Forms(plan) => plan.place.remote.is_direct(),
+        }
+    }
+
+    /// Whether the kernel, if there is one, has something to do. `strides` are those of the plan.
+    pub(super) fn wants_kernel(&self, strides: &Strides, batch_min: u64) -> bool {
+        match self {
+            Self::Forms(plan) => !plan.copies.is_empty(),
+            Self::Ranges(plan) => {
+                !strides.runs.is_empty() || plan.checked.small as u64 >= batch_min
+            }
+        }
+    }
+
+    pub(super) fn place(&self) -> &Place {
+        match self {
+            Self::Ranges(plan) => &plan.place,
+            Self::Forms(plan) => &plan.place,
+        }
+    }
+
+    pub(super) fn into_place(self) -> Place {
+        match self {
+            Self::Ranges(plan) => plan.place,
+            Self::Forms(plan) => plan.place,
+        }
+    }
+}
