@@ -1,5 +1,5 @@
 //! The calls that differ between vendors, one to one with a driver API. Everything above is
-//! written once, in `gpu.rs`.
+//! written once, in `gpu.rs` and `gpu_queue.rs`.
 
 use std::fmt::Debug;
 
