@@ -152,13 +152,17 @@ struct CompactDescriptor {
     u64 src_layer, dst_layer;
     u64 src_page, dst_page;
     u64 src_pages, dst_pages;
-    u32 rows, layers;
+    u32 rows;
+    // Units go through all of these, pages if pages_inner else layers, before the next of the others.
+    u32 inner;
+    u32 pages_inner;
     // A unit is `tile` words of the plane of all rows of one layer of one page (row_units is 0, and
     // every address and length is a multiple of 16), or `tile` bytes of one row.
     u32 tile;
     u32 row_units;    // units of one row
     u32 layer_units;  // units of one layer of one page
     u32 end;          // unit after this descriptor's last one, counted through the launch
+    u32 unused;
 };
 
 // What fits into the 4 KiB of parameters that every driver takes, and into fewer, which a launch
@@ -180,7 +184,7 @@ typedef Parameters<CompactDescriptor, COMPACT_DESCRIPTORS> CompactList;
 typedef Parameters<CompactDescriptor, COMPACT_FEW_DESCRIPTORS> CompactFewList;
 
 static_assert(sizeof(CopyDescriptor) == 24, "the host writes 24-byte descriptors");
-static_assert(sizeof(CompactDescriptor) == 112, "the host writes 112-byte compact descriptors");
+static_assert(sizeof(CompactDescriptor) == 120, "the host writes 120-byte compact descriptors");
 static_assert(sizeof(InlineList) <= 4096 && sizeof(CompactList) <= 4096, "a kernel's parameters");
 static_assert(sizeof(Word) == 16, "the ladder counts in words of 16 bytes");
 
@@ -371,8 +375,10 @@ DEVICE CompactUnit locate(const CompactDescriptor* list, u32 descriptor, u32 uni
     const CompactDescriptor& compact = list[descriptor];
     if (descriptor > 0) unit -= list[descriptor - 1].end;
     u32 of_all_layers = unit / compact.layer_units;
-    u32 page = of_all_layers / compact.layers;
-    u64 layer = of_all_layers - page * compact.layers;
+    u32 outer = of_all_layers / compact.inner;
+    u32 inner = of_all_layers - outer * compact.inner;
+    u32 page = compact.pages_inner ? inner : outer;
+    u64 layer = compact.pages_inner ? outer : inner;
     CompactUnit found;
     found.src = compact.src + page_number(compact.src_pages, page) * compact.src_page +
                 layer * compact.src_layer;
