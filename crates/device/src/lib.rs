@@ -19,6 +19,8 @@ mod kernel;
 pub mod load;
 pub mod private_file;
 mod queue;
+#[cfg(feature = "rocm")]
+pub mod rocm;
 mod software;
 
 #[cfg(feature = "testing")]

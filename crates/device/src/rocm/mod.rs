@@ -1,0 +1,1 @@
+//! AMD GPUs through libamdhip64, which is opened at run time.
