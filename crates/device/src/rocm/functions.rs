@@ -38,7 +38,7 @@ macro_rules! functions {
         { $($symbol:ident($($arg:ident: $type:ty),*);)* }
         optional { $($optional:ident($($optional_arg:ident: $optional_type:ty),*);)* }
     ) => {
-        #[expect(non_snake_case, reason = "the names of the C functions")]
+        #[allow(non_snake_case, reason = "the names of the C functions; not all are written so")]
         #[allow(clippy::too_many_arguments, reason = "the arguments of the C functions; not all tables have so many")]
         impl $table {
             $(
@@ -83,10 +83,12 @@ macro_rules! functions {
                 Ok((functions, path))
             }
 
-            /// Whether the library has each of the functions that may be missing.
-            #[allow(dead_code, reason = "not all tables have such functions")]
-            pub(super) fn optional(&self) -> Vec<(&'static str, bool)> {
-                vec![$((stringify!($optional), self.functions.$optional.is_ok()),)*]
+            /// Every function of these, and whether the library has it.
+            pub(super) fn symbols(&self) -> Vec<(&'static str, bool)> {
+                vec![
+                    $((stringify!($symbol), self.functions.$symbol.is_ok()),)*
+                    $((stringify!($optional), self.functions.$optional.is_ok()),)*
+                ]
             }
         }
     };

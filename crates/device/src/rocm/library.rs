@@ -22,8 +22,8 @@ const MAJORS: [u32; 3] = [7, 6, 5];
 /// Major versions of comgr's SONAME, which counts for itself: 2 up to ROCm 6.3, 3 since.
 const COMGR_MAJORS: [u32; 2] = [3, 2];
 
-/// Where AMD's packages install ROCm.
-pub const DEFAULT_DIRECTORY: &str = "/opt/rocm/lib";
+/// The folder of libraries of a ROCm that AMD's packages installed.
+pub const DEFAULT_LIBRARY_DIRECTORY: &str = "/opt/rocm/lib";
 
 /// A version of HIP: 6.4.43484.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -2,7 +2,12 @@
 
 #![allow(dead_code, reason = "the driver that calls all of it is not here yet")]
 
+mod compile;
 mod functions;
 mod identity;
 mod library;
+mod report;
 mod search;
+
+pub use self::library::DEFAULT_LIBRARY_DIRECTORY;
+pub use self::report::{CompilerReport, LibraryReport, describe};
