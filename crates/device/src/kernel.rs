@@ -119,6 +119,15 @@ pub(crate) fn grid(units: u32, lanes: u32, max_blocks: u32) -> u32 {
     units.div_ceil(BLOCK_THREADS / lanes).clamp(1, max_blocks.max(1))
 }
 
+/// Why there is no kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NoKernel {
+    /// One line.
+    pub(crate) reason: String,
+    /// What the compiler said.
+    pub(crate) log: String,
+}
+
 /// Compiled kernels on disk, one file for each source, architecture and kind.
 #[derive(Clone, Debug)]
 pub(crate) struct CodeCache {
@@ -134,6 +143,14 @@ const DIGEST_BYTES: usize = 32;
 const MAX_CODE_BYTES: u64 = 16 << 20;
 
 impl CodeCache {
+    /// Where code that [`Self::load`] gave came from, in words.
+    pub(crate) fn origin(&self) -> String {
+        match &self.directory {
+            Some(directory) => format!("loaded from cache {}", directory.display()),
+            None => "loaded from cache".into(),
+        }
+    }
+
     /// The code that [`Self::store`] kept. `kind` names the form and the compiler's version
     /// ("cubin 12.9"), as one compiler's output may be wrong for another driver.
     pub(crate) fn load(&self, architecture: &str, kind: &str) -> Option<Vec<u8>> {
