@@ -25,14 +25,14 @@ mod page_lock;
 mod peers;
 pub mod private_file;
 mod queue;
-#[cfg(feature = "rocm")]
-pub mod rocm;
 mod software;
 
 #[cfg(feature = "testing")]
 pub mod conformance;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(feature = "rocm")]
+pub mod rocm;
 #[cfg(feature = "testing")]
 pub mod sim;
 #[cfg(feature = "testing")]
