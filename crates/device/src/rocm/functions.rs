@@ -12,7 +12,7 @@ use hip_sys::{comgr, hiprtc};
 use libloading::os::unix::Library;
 
 use super::library::{Comgr, Hip, Hiprtc};
-use super::search::file_of;
+use super::search::{file_of, said};
 use crate::error::{Error, Result};
 
 /// A call that did not return success. All three libraries count success as 0.
@@ -68,7 +68,7 @@ macro_rules! functions {
             pub(super) fn fill(library: Library, name: PathBuf) -> Result<($library, PathBuf)> {
                 // SAFETY: the signatures are those of AMD's headers.
                 let functions = unsafe { <$library>::from_library(library) }.map_err(|error| {
-                    Error::LibraryMissing { library: Self::LIBRARY, reason: error.to_string() }
+                    Error::LibraryMissing { library: Self::LIBRARY, reason: said(&error) }
                 })?;
                 let required = [$((
                     stringify!($symbol),
@@ -82,6 +82,10 @@ macro_rules! functions {
                 let path = required[0].1.and_then(file_of).unwrap_or(name);
                 Ok((functions, path))
             }
+
+            /// The functions that every device needs.
+            #[cfg(test)]
+            pub(super) const REQUIRED: &[&str] = &[$(stringify!($symbol)),*];
 
             /// Every function of these, and whether the library has it.
             pub(super) fn symbols(&self) -> Vec<(&'static str, bool)> {
@@ -191,12 +195,6 @@ functions! {
         hipGraphDestroy(graph: sys::hipGraph_t);
         hipMemcpyDtoDAsync(dst: sys::hipDeviceptr_t, src: sys::hipDeviceptr_t, bytes: usize, stream: sys::hipStream_t);
         hipMemcpyParam2DAsync(copy: *const sys::hip_Memcpy2D, stream: sys::hipStream_t);
-        hipMemcpyBatchAsync(
-            dsts: *mut *mut c_void, srcs: *mut *mut c_void, sizes: *mut usize, count: usize,
-            attributes: *mut sys::hipMemcpyAttributes, attribute_indices: *mut usize, attribute_count: usize,
-            failed: *mut usize,
-            stream: sys::hipStream_t
-        );
         hipMemCreate(
             handle: *mut sys::hipMemGenericAllocationHandle_t,
             bytes: usize,
