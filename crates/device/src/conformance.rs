@@ -430,7 +430,7 @@ pub fn mixed_sizes_beyond_the_limits_of_batch_calls_arrive_time_and_again(device
     // FAILURES.md B28: lists of host memory that crash or hang a vendor's batch call, some at once
     // and some when repeated.
     let (rounds, long_rounds) = match device.info().vendor {
-        Vendor::Cuda => (200, 20),
+        Vendor::Cuda | Vendor::Rocm => (200, 20),
         Vendor::Host | Vendor::Sim => (4, 2),
     };
     const LONGEST: u64 = 3 << 10;

@@ -17,6 +17,8 @@ pub enum Vendor {
     Sim,
     /// An NVIDIA GPU.
     Cuda,
+    /// An AMD GPU.
+    Rocm,
 }
 
 impl Vendor {
@@ -26,6 +28,7 @@ impl Vendor {
             Self::Host => "host",
             Self::Sim => "sim",
             Self::Cuda => "cuda",
+            Self::Rocm => "rocm",
         }
     }
 }

@@ -112,6 +112,13 @@ impl Loads {
                     log: String::new(),
                 });
             }
+            Vendor::Rocm => {
+                return Err(LoadError::NotCompiled {
+                    device: device.to_string(),
+                    reason: "the loads are written for NVIDIA GPUs only".into(),
+                    log: String::new(),
+                });
+            }
         };
         Ok(Self { device: device.to_string(), backend })
     }

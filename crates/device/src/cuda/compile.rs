@@ -10,7 +10,7 @@ use cudarc::nvrtc::sys as nvrtc_sys;
 use super::context::Context;
 use super::library::{Failure, Nvrtc};
 use crate::error::{Error, Result};
-use crate::kernel::{self, CodeCache, Entry};
+use crate::kernel::{self, CodeCache, Entry, NoKernel};
 
 /// The kernels, loaded into a device's context.
 #[derive(Debug)]
@@ -33,15 +33,6 @@ unsafe impl Send for Kernel {}
 // SAFETY: as above; neither changes after it is loaded.
 unsafe impl Sync for Kernel {}
 
-/// Why there is no kernel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct NoKernel {
-    /// One line.
-    pub(super) reason: String,
-    /// What the compiler said.
-    pub(super) log: String,
-}
-
 impl Kernel {
     /// Loads the kernel for a device of compute capability `capability` (90 is 9.0); also returns
     /// where it came from.
@@ -56,7 +47,7 @@ impl Kernel {
         let kind = compiler.as_ref().map_or_else(|_| ANY_VERSION.into(), Compiler::kind);
         if let Some(code) = cache.load(&architecture, &kind) {
             match Self::load(context, &code) {
-                Ok(kernel) => return Ok((kernel, from_cache(cache))),
+                Ok(kernel) => return Ok((kernel, cache.origin())),
                 Err(error) => {
                     tracing::debug!(%error, %architecture, kind, "cached kernel does not load")
                 }
@@ -160,13 +151,6 @@ impl Drop for Kernel {
 
 /// Kind of cached code that came from some version of NVRTC.
 const ANY_VERSION: &str = "nvrtc";
-
-fn from_cache(cache: &CodeCache) -> String {
-    match &cache.directory {
-        Some(directory) => format!("loaded from cache {}", directory.display()),
-        None => "loaded from cache".into(),
-    }
-}
 
 pub(super) fn no_compiler(error: Error) -> String {
     match error {

@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 
-use super::compile::{Compiler, NoKernel, no_compiler, targets};
+use super::compile::{Compiler, no_compiler, targets};
 use super::context::Context;
 use super::library::{Cuda, Failure};
 use super::{count_devices, identity};
 use crate::error::{Error, Result};
+use crate::kernel::NoKernel;
 use crate::load::{LoadError, LoadKind, Shared};
 
 const SOURCE: &str = include_str!("../../../../kernels/load.cu");

@@ -1,0 +1,2 @@
+// What ci/bindings.sh makes src/generated/hiprtc.rs of.
+#include <hip/hiprtc.h>
