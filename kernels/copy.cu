@@ -83,6 +83,9 @@ DEVICE u32 funnel(u32 low, u32 high, u32 bits) {
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
 #define LANES 64
+// At least 6 waves on a SIMD, so at most 80 registers. Left alone, clang 22 (ROCm 7.2) takes 257 to
+// 292, room for one wave; held to 8 waves, it and clang 17 (ROCm 5.7) spill.
+#define ENTRY extern "C" __global__ void __launch_bounds__(BLOCK, 6)
 #define PARAMETER
 #define GLOBAL __attribute__((address_space(1)))
 
@@ -113,6 +116,7 @@ DEVICE u32 funnel(u32 low, u32 high, u32 bits) {
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
 #define LANES 32
+#define ENTRY extern "C" __global__ void __launch_bounds__(BLOCK)
 #define PARAMETER __grid_constant__
 
 typedef uint4 Word;
@@ -459,7 +463,7 @@ static_assert(LANES >= 30, "the head and the tail are copied in one step, one by
 
 #define WARPS_PER_BLOCK (BLOCK / LANES)
 
-extern "C" __global__ void __launch_bounds__(BLOCK)
+ENTRY
 kvferry_copy(const CopyDescriptor* descriptors, u32 count) {
     u64 warp = blockIdx.x * static_cast<u64>(WARPS_PER_BLOCK) + threadIdx.x / LANES;
     u64 warps = gridDim.x * static_cast<u64>(WARPS_PER_BLOCK);
@@ -485,22 +489,22 @@ DEVICE void copy_compact(const List& parameters) {
                  threadIdx.x % LANES, LANES);
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK)
+ENTRY
 kvferry_copy_inline(const PARAMETER InlineList parameters) {
     copy_inline(parameters);
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK)
+ENTRY
 kvferry_copy_inline_few(const PARAMETER InlineFewList parameters) {
     copy_inline(parameters);
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK)
+ENTRY
 kvferry_copy_compact(const PARAMETER CompactList parameters) {
     copy_compact(parameters);
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK)
+ENTRY
 kvferry_copy_compact_few(const PARAMETER CompactFewList parameters) {
     copy_compact(parameters);
 }
