@@ -26,10 +26,10 @@ apt_for() {
 
 # unpack VERSION SUITES PACKAGE...: the packages and all that they need, C library included.
 unpack() {
-  local version=$1 suites=$2 state=$scratch/$1 root=$roots/$1 mirror suite archive
+  local version=$1 suites=$2 state=$scratch/$1 partial=$roots/.$1 mirror suite archive
   shift 2
-  rm -rf "$state" "$root.partial"
-  mkdir -p "$state"/{state,cache} "$root.partial"
+  rm -rf "$state" "$partial"
+  mkdir -p "$state"/{state,cache} "$partial"
   touch "$state/status"
   # The mirror that this system uses for its own packages.
   mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Identifier: Packages' | grep '/debian/$' | sort | sed 1q)
@@ -42,16 +42,16 @@ unpack() {
   apt_for "$version" update &&
     apt_for "$version" --yes --download-only install "$@" >/dev/null || return
   for archive in "$state"/cache/archives/*.deb; do
-    dpkg-deb --extract "$archive" "$root.partial" || return
+    dpkg-deb --extract "$archive" "$partial" || return
   done
-  rm -rf "$root"
-  mv "$root.partial" "$root"
+  mv "$partial" "$roots/$version"
 }
 
 # provide VERSION SUITES PACKAGE...: tries twice, as a mirror may be busy; fails when there is none.
 provide() {
   local version=$1 log=$scratch/$1.log
   if [ ! -d "$roots/$version" ] && ! unpack "$@" >"$log" 2>&1 && ! unpack "$@" >"$log" 2>&1; then
+    rm -rf "${roots:?}/.$version"
     echo "rocm $version: not available${optional:+, skipped}: $(grep -m 1 '^E: ' "$log" || tail -n 1 "$log")"
     return 1
   fi
