@@ -32,7 +32,7 @@ unpack() {
   mkdir -p "$state"/{state,cache} "$partial"
   touch "$state/status"
   # The mirror that this system uses for its own packages.
-  mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Identifier: Packages' | grep '/debian/$' | sort | sed 1q)
+  mirror=$(apt-get --print-uris update | sed -n "s|^'\(.*/debian/\)dists/.*|\1|p" | sed 1q)
   for suite in $suites; do
     echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main"
   done >"$state/sources.list"

@@ -14,5 +14,6 @@ if [ ! -d "$libraries" ]; then
   echo "$root is not there: ci/rocm-roots.sh makes it" >&2
   exit 2
 fi
+export AMD_COMGR_CACHE=0 # else 7.2 keeps compiled code in the home directory
 compiler=$(printf '%s:' "$root"/usr/lib/llvm-*/lib)
 exec "$libraries/ld-linux-x86-64.so.2" --library-path "$libraries:${compiler%:}" "$program" "$@"
