@@ -118,7 +118,7 @@ fn check_amd(architecture: &str, compiler: &str, code: &Path) {
         ("global_load_dwordx4", "global_store_dwordx4")
     };
     // A SIMD has 512 registers for each lane on CDNA, 1536 on RDNA 3 with waves of 32.
-    let (registers, waves) = if rdna { (120, 12) } else { (80, 6) };
+    let (registers, waves) = if rdna { (96, 16) } else { (72, 7) };
     let instructions = amd_instructions(&disassembly);
     let metadata = amd_metadata(&notes);
     let mut used = Vec::new();
@@ -140,7 +140,13 @@ fn check_amd(architecture: &str, compiler: &str, code: &Path) {
             let address = line.split_whitespace().nth(1).unwrap_or_default();
             assert!(address.starts_with("v[") && line.contains(", off"), "{place}: {line}");
         }
-        assert!(lines.iter().any(|line| line.starts_with("s_load_")), "{place}: parameters");
+        // The last scalar load is that of the next descriptor; no wait for it may come before the
+        // words of this one are asked for.
+        let next = lines.iter().rposition(|line| line.starts_with("s_load_"));
+        let next = next.unwrap_or_else(|| panic!("{place}: no scalar loads"));
+        let before_words = lines[next..].iter().take_while(|line| !line.starts_with(load));
+        let waited = before_words.filter(|line| line.contains("lgkmcnt(")).count();
+        assert!(waited == 0 || entry != "kvferry_copy", "{place}: no descriptor ahead");
 
         let facts = metadata.get(entry).unwrap_or_else(|| panic!("{place}: no metadata"));
         let number = |key: &str| facts.get(key).map_or(0, |text| text.parse().expect("a number"));
