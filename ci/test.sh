@@ -10,6 +10,13 @@ cargo clippy --workspace --all-targets -- --deny warnings
 cargo clippy --workspace --all-targets --all-features -- --deny warnings
 RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --all-features
 cargo test --workspace --all-features
+# What needs AMD's own libraries, on each version that ci/rocm-roots.sh found.
+shopt -s nullglob
+for root in target/rocm/*; do
+  CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$PWD/ci/with-rocm-root.sh $(basename "$root")" \
+    KVFERRY_TEST_REQUIRE="${KVFERRY_TEST_REQUIRE:+$KVFERRY_TEST_REQUIRE,}hiprtc" \
+    cargo test --workspace --all-features --test kernel_isa hiprtc
+done
 # The main job, small: two processes, both directions, every byte verified.
 cargo run --quiet --bin kvferry -- bench --shape R2,W18,R6m --op both --iterations 3
 cargo run --quiet --bin kvferry -- doctor >/dev/null
