@@ -52,7 +52,7 @@ pub(crate) struct Options {
     /// Prefill writes, decode reads, or one after the other
     #[arg(long, default_value = "write")]
     op: Ops,
-    /// Where the prefill process keeps its KV cache: host or cuda:N
+    /// Where the prefill process keeps its KV cache: host, cuda:N or rocm:N
     #[arg(long, default_value = "host")]
     pub(crate) device: DeviceName,
     /// Where the decode process keeps its own [default: the same]

@@ -18,7 +18,7 @@ pub(crate) struct Options {
     /// Measures devices first, a few seconds each, and keeps the best values for later processes
     #[arg(long)]
     calibrate: bool,
-    /// Device to measure: host or cuda:N; without it, every GPU
+    /// Device to measure: host, cuda:N or rocm:N; without it, every GPU
     #[arg(long, value_name = "DEVICE", requires = "calibrate")]
     device: Option<DeviceName>,
 }
@@ -33,7 +33,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     println!("\nDevices");
     let mut devices = vec![open_device(DeviceName::Host, &config)?];
     let mut missing = Vec::new();
-    for gpus in visible_gpus() {
+    for gpus in visible_gpus(&config) {
         let names = gpus.unwrap_or_else(|error| {
             missing.push(error);
             Vec::new()
@@ -48,6 +48,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     println!("{}", device_table(&devices));
     for error in &missing {
         println!("not available: {}", explain(error));
+    }
+    #[cfg(feature = "rocm")]
+    for line in rocm_libraries(&config) {
+        println!("{line}");
     }
     println!("\nReach (row copies to and from column, between two processes)");
     println!("{}", reach_table(&devices));
@@ -68,7 +72,7 @@ fn calibrate_all(config: &Config, device: Option<DeviceName>) -> Result<(), Fail
     if config.cache_directory.is_none() {
         return Err("there is no folder to keep a profile in: set MC_KVFERRY_CACHE_DIR".into());
     }
-    let gpus: Vec<_> = visible_gpus().into_iter().flatten().flatten().collect();
+    let gpus: Vec<_> = visible_gpus(config).into_iter().flatten().flatten().collect();
     let names = device.map_or_else(|| gpus.clone(), |name| vec![name]);
     if names.is_empty() {
         return Err("no GPU is visible to calibrate; name a device with --device".into());
@@ -106,7 +110,7 @@ fn tuning_table(devices: &[Arc<dyn Device>], config: &Config) -> (Table, Vec<Str
             None
         });
         let measured = profile.as_ref().map_or("", |profile| &profile.date);
-        for setting in Tuning::new(config, profile.as_ref()).settings() {
+        for setting in Tuning::new(config, info, profile.as_ref()).settings() {
             let from = match setting.source {
                 Source::Profile => format!("profile of {measured}"),
                 source => source_name(source).to_owned(),
@@ -124,6 +128,38 @@ fn source_name(source: Source) -> &'static str {
         Source::Profile => "profile",
         Source::Program => "program",
     }
+}
+
+/// Which of AMD's libraries are used, and what they have. Needs no GPU.
+#[cfg(feature = "rocm")]
+fn rocm_libraries(config: &Config) -> Vec<String> {
+    use kvferry_engine::device::rocm::describe;
+    let mut lines = vec![String::new(), "ROCm libraries".to_owned()];
+    if config.disable_hip {
+        lines.push("not looked for: MC_DISABLE_HIP is set".into());
+        return lines;
+    }
+    // Why there is none is among the devices that are not available.
+    let Ok(report) = describe(&config.rocm_directories) else {
+        lines.push("none".into());
+        return lines;
+    };
+    lines.push(format!("HIP {}: {}", report.version, report.path.display()));
+    let absent = match report.absent.is_empty() {
+        true => "none absent".to_owned(),
+        false => format!("absent: {}", report.absent.join(", ")),
+    };
+    lines.push(format!("functions: {} present, {absent}", report.present.len()));
+    lines.push(match report.compiler {
+        Ok(compiler) => {
+            let architectures = compiler
+                .architectures
+                .map_or_else(|error| error.to_string(), |names| names.join(" "));
+            format!("hipRTC: {}, for {architectures}", compiler.path.display())
+        }
+        Err(error) => format!("no hipRTC, so no copy kernel that is not cached: {error}"),
+    });
+    lines
 }
 
 fn explain(error: &Error) -> String {

@@ -33,7 +33,7 @@ pub(crate) struct Options {
     /// How long; a part of a minute will do
     #[arg(long, default_value = "10", value_parser = minutes)]
     minutes: f64,
-    /// Where the one process keeps its memory: host or cuda:N
+    /// Where the one process keeps its memory: host, cuda:N or rocm:N
     #[arg(long, default_value = "host")]
     device: DeviceName,
     /// Where the other keeps its own [default: the same]

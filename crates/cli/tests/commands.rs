@@ -196,7 +196,7 @@ fn a_soak_verifies_random_rounds_and_reports_what_grew() {
 fn a_mistake_of_the_user_is_answered_with_what_would_be_right() {
     for (arguments, knobs, expected) in [
         (&["bench", "--shape", "R33"][..], &[][..], "R33"),
-        (&["bench", "--device", "gpu:0"], &[], "expected host or cuda:N"),
+        (&["bench", "--device", "gpu:0"], &[], "expected host, cuda:N or rocm:N"),
         (&["bench", "--model", "gpt"], &[], "deepseek-v3"),
         (&["bench", "--interference", "fan"], &[], "blocks"),
         (&["bench", "--interference", "gemm", "--rate", "0"], &[], "more than 0"),

@@ -9,11 +9,12 @@ use crate::device::{Allocation, Chunk};
 /// Why a chunk that was made without the right cannot be exported, and the remedy.
 pub(crate) const NOT_SHAREABLE: &str = "it is memory of the virtual memory API, as PyTorch's expandable \
      segments are, and was made without the right to be exported as a file descriptor: set \
-     PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or allocate with cudaMalloc";
+     PYTORCH_CUDA_ALLOC_CONF (on AMD, PYTORCH_HIP_ALLOC_CONF) to expandable_segments:False, or \
+     allocate with cudaMalloc (hipMalloc)";
 
 /// Collects the chunks under a range, in order of address.
 #[derive(Debug)]
-pub(crate) struct Run {
+struct Run {
     base: u64,
     len: u64,
     digest: Sha256,
@@ -21,18 +22,17 @@ pub(crate) struct Run {
 
 impl Run {
     /// No chunk yet; the first one begins at `base`.
-    pub(crate) fn new(base: u64) -> Self {
+    fn new(base: u64) -> Self {
         Self { base, len: 0, digest: Sha256::new() }
     }
 
     /// Where the next chunk must begin.
-    pub(crate) fn end(&self) -> u64 {
+    fn end(&self) -> u64 {
         self.base.saturating_add(self.len)
     }
 
-    /// Adds the chunk of `len` bytes at [`Self::end`]; `id` is a number that no other chunk of this
-    /// process and device has or had.
-    pub(crate) fn push(&mut self, len: u64, id: u64) {
+    /// Adds the chunk of `len` bytes at [`Self::end`].
+    fn push(&mut self, len: u64, id: u64) {
         self.len = self.len.saturating_add(len);
         self.digest.update(len.to_le_bytes());
         self.digest.update(id.to_le_bytes());
@@ -40,11 +40,28 @@ impl Run {
 
     /// The run as one unit. Its number depends on every chunk and its place, and has the top bit
     /// set, so that it is never the number of a single allocation: drivers count those up from 1.
-    pub(crate) fn finish(self) -> Allocation {
+    fn finish(self) -> Allocation {
         let digest = self.digest.chain_update(self.base.to_le_bytes()).finalize();
         let word = u64::from_le_bytes(*digest.first_chunk().expect("a digest has 32 bytes"));
         Allocation { base: self.base, len: self.len, id: word | 1 << 63 }
     }
+}
+
+/// The run that begins with the chunk `first` and goes on until `end`, or until there is no chunk:
+/// `next` gives the one at an address. Each comes with a number that no other chunk of this
+/// process and device has or had.
+pub(crate) fn run<E>(
+    first: Allocation,
+    end: u64,
+    mut next: impl FnMut(u64) -> Result<Option<Allocation>, E>,
+) -> Result<Allocation, E> {
+    let mut run = Run::new(first.base);
+    run.push(first.len, first.id);
+    while run.end() < end {
+        let Some(chunk) = next(run.end())? else { break };
+        run.push(chunk.len, chunk.id);
+    }
+    Ok(run.finish())
 }
 
 /// Whether chunks that came from another process make up the `len` bytes that came with them.

@@ -64,7 +64,7 @@ pub fn host_uuid() -> DeviceUuid {
 }
 
 /// The first byte and the length of the pages that a range touches.
-#[cfg(any(feature = "cuda", feature = "testing"))]
+#[cfg(any(feature = "cuda", feature = "rocm", feature = "testing"))]
 pub(crate) fn whole_pages(addr: u64, len: u64) -> (u64, u64) {
     let page = rustix::param::page_size() as u64;
     let base = addr - addr % page;
@@ -73,7 +73,7 @@ pub(crate) fn whole_pages(addr: u64, len: u64) -> (u64, u64) {
 
 /// Maps a `rustix` failure of the call named `call`.
 pub(crate) fn system_error(
-    info: &DeviceInfo,
+    device: &impl std::fmt::Display,
     call: &'static str,
     bytes: u64,
     error: rustix::io::Errno,
@@ -81,16 +81,16 @@ pub(crate) fn system_error(
     use rustix::io::Errno;
     match error {
         Errno::NOMEM => {
-            return Error::OutOfMemory { device: info.to_string(), kind: "host", bytes };
+            return Error::OutOfMemory { device: device.to_string(), kind: "host", bytes };
         }
         Errno::MFILE | Errno::NFILE => {
-            return Error::OutOfDescriptors { call, device: info.to_string() };
+            return Error::OutOfDescriptors { call, device: device.to_string() };
         }
         _ => {}
     }
     Error::Call {
         call,
-        device: info.to_string(),
+        device: device.to_string(),
         name: error.to_string(),
         code: error.raw_os_error(),
     }

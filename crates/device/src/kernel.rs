@@ -10,12 +10,15 @@
     allow(dead_code, reason = "only backends that compile use most of it")
 )]
 
+use std::ffi::c_void;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
+use crate::compact::CompactDescriptor;
 use crate::private_file;
+use crate::queue::CopyDescriptor;
 
 /// The source of the copy kernel, for NVRTC and hipRTC.
 pub(crate) const SOURCE: &str = include_str!("../../../kernels/copy.cu");
@@ -69,19 +72,45 @@ pub(crate) const COMPACT_FEW_DESCRIPTORS: usize = 4;
 /// The parameters of every entry but [`Entry::Ring`].
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct Parameters<T, const N: usize> {
+struct Parameters<T, const N: usize> {
     list: [T; N],
     count: u64,
 }
 
 impl<T: Copy + Default, const N: usize> Parameters<T, N> {
     /// Of the first `N` of a list.
-    pub(crate) fn new(list: &[T]) -> Self {
+    fn new(list: &[T]) -> Self {
         let count = list.len().min(N);
         let mut parameters = Self { list: [T::default(); N], count: count as u64 };
         parameters.list[..count].copy_from_slice(&list[..count]);
         parameters
     }
+}
+
+/// Hands the descriptors' entry and its one parameter to `launch`, which copies it.
+pub(crate) fn with_inline<R>(
+    descriptors: &[CopyDescriptor],
+    launch: impl FnOnce(Entry, *mut c_void) -> R,
+) -> R {
+    if descriptors.len() <= INLINE_FEW_DESCRIPTORS {
+        let mut few = Parameters::<_, INLINE_FEW_DESCRIPTORS>::new(descriptors);
+        return launch(Entry::InlineFew, (&raw mut few).cast());
+    }
+    let mut many = Parameters::<_, INLINE_DESCRIPTORS>::new(descriptors);
+    launch(Entry::Inline, (&raw mut many).cast())
+}
+
+/// As [`with_inline`], for compact descriptors.
+pub(crate) fn with_compact<R>(
+    descriptors: &[CompactDescriptor],
+    launch: impl FnOnce(Entry, *mut c_void) -> R,
+) -> R {
+    if descriptors.len() <= COMPACT_FEW_DESCRIPTORS {
+        let mut few = Parameters::<_, COMPACT_FEW_DESCRIPTORS>::new(descriptors);
+        return launch(Entry::CompactFew, (&raw mut few).cast());
+    }
+    let mut many = Parameters::<_, COMPACT_DESCRIPTORS>::new(descriptors);
+    launch(Entry::Compact, (&raw mut many).cast())
 }
 
 /// Blocks for `units` units of work: one warp of `lanes` threads each while that fits into

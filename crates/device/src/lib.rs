@@ -6,27 +6,33 @@
 //! This crate holds all GPU `unsafe` code. It never reads the environment, and it does not check
 //! addresses that its caller can check.
 
-#[cfg(any(feature = "cuda", feature = "testing"))]
+#[cfg(any(feature = "cuda", feature = "rocm", feature = "testing"))]
 mod chunks;
 mod compact;
 mod device;
 mod driver;
 mod error;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+mod exports;
 mod gpu;
 mod gpu_queue;
 mod host;
 mod kernel;
 pub mod load;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+mod page_lock;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+mod peers;
 pub mod private_file;
 mod queue;
-#[cfg(feature = "rocm")]
-pub mod rocm;
 mod software;
 
 #[cfg(feature = "testing")]
 pub mod conformance;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(feature = "rocm")]
+pub mod rocm;
 #[cfg(feature = "testing")]
 pub mod sim;
 #[cfg(feature = "testing")]

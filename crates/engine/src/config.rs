@@ -42,6 +42,14 @@ pub struct Config {
     /// Where compiled kernels and profiles of devices are kept; `None` keeps none.
     /// `MC_KVFERRY_CACHE_DIR`.
     pub cache_directory: Option<PathBuf>,
+    /// Use no AMD GPU. `MC_DISABLE_HIP`.
+    pub disable_hip: bool,
+    /// In the place of `batch_min` for AMD GPUs, if that is not in the environment.
+    /// `MC_HIP_BATCH_COPY_MIN`.
+    pub hip_batch_copy_min: Option<usize>,
+    /// Folders of ROCm's libraries, looked into after all places that the loader knows: that of
+    /// ROCm's own variable `ROCM_PATH`, and the one where AMD's packages install.
+    pub rocm_directories: Vec<PathBuf>,
     settings: Vec<Setting>,
 }
 
@@ -175,7 +183,23 @@ pub const KNOBS: &[Knob] = &[
         accepts: "an absolute path, or off",
         about: "where compiled kernels and profiles of devices are kept between runs",
     },
+    // Mooncake's names, for those of its knobs that mean the same here.
+    Knob {
+        name: "MC_DISABLE_HIP",
+        default: UNSET,
+        accepts: "anything: that it is set is what counts",
+        about: "set, no AMD GPU is used",
+    },
+    Knob {
+        name: "MC_HIP_BATCH_COPY_MIN",
+        default: UNSET,
+        accepts: "1 to 1000000",
+        about: "MC_KVFERRY_BATCH_MIN for AMD GPUs, where that is not set",
+    },
 ];
+
+/// What is shown for a knob that has no value of its own.
+const UNSET: &str = "unset";
 
 /// A knob's value and where it came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -256,6 +280,11 @@ impl Config {
             stall_timeout: reader.read("MC_KVFERRY_STALL_TIMEOUT_SEC", seconds(1))?,
             unregister_timeout: reader.read("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", seconds(0))?,
             cache_directory: reader.cache_directory()?,
+            disable_hip: reader.read_if_set("MC_DISABLE_HIP", |_| Some(()))?.is_some(),
+            hip_batch_copy_min: reader
+                .read_if_set("MC_HIP_BATCH_COPY_MIN", within(BATCH_MIN))?
+                .map(|least| least as usize),
+            rocm_directories: rocm_directories(&lookup),
             settings: reader.settings,
         })
     }
@@ -269,6 +298,14 @@ impl Config {
     pub(crate) fn is_in_environment(&self, name: &str) -> bool {
         let mut settings = self.settings.iter();
         settings.any(|setting| setting.name == name && setting.source == Source::Environment)
+    }
+
+    /// Who set a knob that has no default.
+    pub(crate) fn source(&self, name: &str) -> Source {
+        match self.is_in_environment(name) {
+            true => Source::Environment,
+            false => Source::Program,
+        }
     }
 }
 
@@ -310,6 +347,19 @@ impl Reader<'_> {
         parsed.ok_or(KnobError { name, value: text, accepts: knob.accepts })
     }
 
+    /// As [`Self::read`], for a knob without a default.
+    fn read_if_set<T>(
+        &mut self,
+        name: &'static str,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Result<Option<T>, KnobError> {
+        if (self.lookup)(name).is_some() {
+            return self.read(name, parse).map(Some);
+        }
+        self.settings.push(Setting { name, value: UNSET.to_owned(), source: Source::Default });
+        Ok(None)
+    }
+
     fn cache_directory(&mut self) -> Result<Option<PathBuf>, KnobError> {
         if let Some(value) = (self.lookup)(CACHE) {
             let path = PathBuf::from(&value);
@@ -329,6 +379,12 @@ impl Reader<'_> {
         self.settings.push(Setting { name: CACHE, value, source: Source::Default });
         Ok(path)
     }
+}
+
+fn rocm_directories(lookup: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+    let given = lookup("ROCM_PATH").map(PathBuf::from).filter(|path| path.is_absolute());
+    let folders = given.into_iter().chain([PathBuf::from("/opt/rocm")]);
+    folders.map(|folder| folder.join("lib")).collect()
 }
 
 fn knob(name: &str) -> &'static Knob {
@@ -379,7 +435,7 @@ mod tests {
 
     #[test]
     fn every_knob_refuses_garbage_and_names_itself_the_value_and_the_accepted_form() {
-        for knob in KNOBS {
+        for knob in KNOBS.iter().filter(|knob| knob.name != "MC_DISABLE_HIP") {
             for garbage in [
                 "",
                 " ",
@@ -434,6 +490,21 @@ mod tests {
             assert_eq!(with("MC_KVFERRY_PROOF", off).map(|config| config.proof), Ok(false));
             assert_eq!(with(CACHE, off).map(|config| config.cache_directory), Ok(None));
         }
+    }
+
+    #[test]
+    fn amd_gpus_are_disabled_by_any_value_and_found_where_rocm_says() {
+        assert!(!Config::default().disable_hip);
+        for any in ["1", "0", ""] {
+            assert_eq!(with("MC_DISABLE_HIP", any).map(|config| config.disable_hip), Ok(true));
+        }
+        let directories = |value: &str| with("ROCM_PATH", value).map(|c| c.rocm_directories);
+        let standard = PathBuf::from("/opt/rocm/lib");
+        assert_eq!(
+            directories("/opt/rocm-7.2"),
+            Ok(vec!["/opt/rocm-7.2/lib".into(), standard.clone()])
+        );
+        assert_eq!(directories("rocm"), Ok(vec![standard]));
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use kvferry_device::{DeviceInfo, private_file};
+use kvferry_device::{DeviceInfo, Vendor, private_file};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -49,6 +49,29 @@ impl Values {
         }
     }
 
+    /// What is good for devices of an architecture, as far as it is known before anything was
+    /// measured: the defaults, which an H200 gave, but for AMD's. Those were chosen from what AMD
+    /// publishes, without such a GPU at hand; `kvferry doctor --calibrate` measures better ones.
+    ///
+    /// The bound of a launch is one block, 4 waves, for each compute unit of the largest GPU of the
+    /// kind: 110 for MI250X (one of its two), 304 for MI300X, 256 for MI355X. That is 4 MiB and
+    /// more under way at a time, several times what all XGMI links of a GPU together hold, and it
+    /// leaves most places for waves to the model. The defaults' bound is four blocks for each
+    /// multiprocessor, which holds as many bytes, as waves are twice as wide.
+    ///
+    /// On MI200 a copy by DMA between two GPUs takes one engine that was made for PCIe, and gets
+    /// about 50 GB/s where the links between them carry up to four times that; the kernel uses the
+    /// links whole. So pieces stay with the kernel up to four times the usual size.
+    fn usual(architecture: &str) -> Self {
+        let defaults = Self::of(&Config::default());
+        match architecture.split(':').next() {
+            Some("gfx90a") => Self { max_grid_blocks: 110, small_max_bytes: 16 << 20, ..defaults },
+            Some("gfx942") => Self { max_grid_blocks: 304, ..defaults },
+            Some("gfx950") => Self { max_grid_blocks: 256, ..defaults },
+            _ => defaults,
+        }
+    }
+
     /// Each by the name of its knob, with what the knob accepts.
     fn knobs(&self) -> [(&'static str, u64, RangeInclusive<u64>); 4] {
         [
@@ -58,6 +81,14 @@ impl Values {
             ("MC_KVFERRY_MAX_GRID_BLOCKS", u64::from(self.max_grid_blocks), MAX_GRID_BLOCKS),
         ]
     }
+}
+
+const HIP_BATCH_MIN: &str = "MC_HIP_BATCH_COPY_MIN";
+
+/// What Mooncake's knob says in the place of the one named, if it is one of an AMD GPU's.
+fn hip_batch_min(config: &Config, info: &DeviceInfo, name: &str) -> Option<u64> {
+    let asked = info.vendor == Vendor::Rocm && name == "MC_KVFERRY_BATCH_MIN";
+    config.hip_batch_copy_min.filter(|_| asked).map(|least| least as u64)
 }
 
 /// How copies run on one device, and why so.
@@ -70,26 +101,31 @@ pub struct Tuning {
 
 impl Tuning {
     /// What the environment or the program set; else what the profile says, if there is one; else
-    /// the default.
-    pub fn new(config: &Config, profile: Option<&Profile>) -> Self {
-        let configured = Values::of(config);
+    /// what is usual for such a device.
+    pub fn new(config: &Config, info: &DeviceInfo, profile: Option<&Profile>) -> Self {
+        let configured = Values::of(config).knobs();
         let defaults = Values::of(&Config::default()).knobs();
-        let measured = profile.map_or(configured, |profile| profile.values);
-        let choices = configured.knobs().into_iter().zip(defaults).zip(measured.knobs());
+        let usual = Values::usual(&info.architecture).knobs();
+        let measured = profile.map(|profile| profile.values.knobs());
         let mut chosen = [0; 4];
         let mut settings = Vec::with_capacity(chosen.len());
-        for (place, (((name, configured, _), (_, default, _)), (_, measured, _))) in
-            chosen.iter_mut().zip(choices)
-        {
-            let source = match profile {
-                _ if config.is_in_environment(name) => Source::Environment,
-                _ if configured != default => Source::Program,
-                Some(_) => Source::Profile,
-                None => Source::Default,
+        for (at, place) in chosen.iter_mut().enumerate() {
+            let (name, configured, _) = configured[at];
+            let setting = if config.is_in_environment(name) {
+                (name, configured, Source::Environment)
+            } else if configured != defaults[at].1 {
+                (name, configured, Source::Program)
+            } else if let Some(least) = hip_batch_min(config, info, name) {
+                (HIP_BATCH_MIN, least, config.source(HIP_BATCH_MIN))
+            } else if let Some(measured) = &measured {
+                (name, measured[at].1, Source::Profile)
+            } else {
+                (name, usual[at].1, Source::Default)
             };
-            *place = if source == Source::Profile { measured } else { configured };
+            let (name, value, source) = setting;
+            *place = value;
             let in_bytes = name.ends_with("_BYTES");
-            let value = if in_bytes { shown_bytes(*place) } else { place.to_string() };
+            let value = if in_bytes { shown_bytes(value) } else { value.to_string() };
             settings.push(Setting { name, value, source });
         }
         let [batch_min, small_max_bytes, tile_bytes, grid] = chosen;
@@ -107,7 +143,7 @@ impl Tuning {
             tracing::warn!("{error}");
             None
         });
-        Self::new(config, profile.as_ref())
+        Self::new(config, info, profile.as_ref())
     }
 
     /// Each value and where it came from.
@@ -379,6 +415,43 @@ mod tests {
             some.values,
             Values { batch_min: 5, tile_bytes: 16 << 10, max_grid_blocks: 7, ..VALUES }
         );
+    }
+
+    #[test]
+    fn amd_gpus_have_defaults_of_their_own_and_take_mooncakes_knob() {
+        let info = |architecture: &str| DeviceInfo {
+            vendor: Vendor::Rocm,
+            architecture: architecture.into(),
+            ..simulated(0).info().clone()
+        };
+        let folder = tempfile::tempdir().expect("a folder");
+        let tuned = |architecture, knobs: &[(&str, &str)]| {
+            Tuning::new(&with(folder.path(), knobs), &info(architecture), None)
+        };
+        let of = |architecture| tuned(architecture, &[]).values;
+        let defaults = Values::of(&Config::default());
+        assert_eq!(of("gfx942:sramecc+:xnack-"), Values { max_grid_blocks: 304, ..defaults });
+        assert_eq!(of("gfx950"), Values { max_grid_blocks: 256, ..defaults });
+        assert_eq!(
+            of("gfx90a:sramecc+:xnack-"),
+            Values { max_grid_blocks: 110, small_max_bytes: 16 << 20, ..defaults }
+        );
+        assert_eq!(of("gfx1100"), defaults);
+
+        let mooncake = ("MC_HIP_BATCH_COPY_MIN", "9");
+        let both = [mooncake, ("MC_KVFERRY_BATCH_MIN", "2")];
+        let first = |tuning: &Tuning| tuning.settings()[0].clone();
+        let set = |name, value: &str, source| Setting { name, value: value.to_owned(), source };
+        assert_eq!(
+            first(&tuned("gfx942", &[mooncake])),
+            set("MC_HIP_BATCH_COPY_MIN", "9", Source::Environment)
+        );
+        assert_eq!(
+            first(&tuned("gfx942", &both)),
+            set("MC_KVFERRY_BATCH_MIN", "2", Source::Environment)
+        );
+        let elsewhere = Tuning::new(&with(folder.path(), &[mooncake]), simulated(0).info(), None);
+        assert_eq!(first(&elsewhere), set("MC_KVFERRY_BATCH_MIN", "2", Source::Default));
     }
 
     #[test]

@@ -126,6 +126,7 @@ fn publish_vendor(vendor: Vendor) -> wire::Vendor {
         Vendor::Host => wire::Vendor::Host,
         Vendor::Sim => wire::Vendor::Sim,
         Vendor::Cuda => wire::Vendor::Cuda,
+        Vendor::Rocm => wire::Vendor::Rocm,
         _ => wire::Vendor::Unknown,
     }
 }
@@ -135,6 +136,7 @@ fn read_vendor(vendor: wire::Vendor) -> Option<Vendor> {
         wire::Vendor::Host => Some(Vendor::Host),
         wire::Vendor::Sim => Some(Vendor::Sim),
         wire::Vendor::Cuda => Some(Vendor::Cuda),
+        wire::Vendor::Rocm => Some(Vendor::Rocm),
         wire::Vendor::Unknown => None,
     }
 }
@@ -180,7 +182,7 @@ mod tests {
 
     #[test]
     fn every_known_vendor_survives_publishing() {
-        for vendor in [Vendor::Host, Vendor::Sim, Vendor::Cuda] {
+        for vendor in [Vendor::Host, Vendor::Sim, Vendor::Cuda, Vendor::Rocm] {
             assert_eq!(read_vendor(publish_vendor(vendor)), Some(vendor));
         }
     }

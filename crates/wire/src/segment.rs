@@ -102,6 +102,8 @@ pub enum Vendor {
     Sim,
     /// An NVIDIA GPU's.
     Cuda,
+    /// An AMD GPU's.
+    Rocm,
     /// A vendor that this code does not know; it cannot open such an allocation.
     #[serde(other)]
     Unknown,

@@ -2,13 +2,14 @@
 
 use std::fmt::{self, Display};
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 use cudarc::driver::sys;
 
 use super::library::{Cuda, Failure};
 use crate::device::DeviceUuid;
 use crate::error::{Error, Result};
+use crate::peers::{OpenDevices, Peer, Refusals};
 
 /// The primary context of a device, the one that the runtime API and PyTorch use, too.
 #[derive(Debug)]
@@ -18,8 +19,7 @@ pub(super) struct Context {
     ordinal: u32,
     uuid: DeviceUuid,
     raw: sys::CUcontext,
-    /// Devices for which access was promised and then refused.
-    refused: Mutex<Vec<DeviceUuid>>,
+    refusals: Refusals,
 }
 
 // SAFETY: a context is a name that the driver takes on any thread.
@@ -28,7 +28,7 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 /// Contexts of the devices that are open in this process.
-static OPENED: Mutex<Vec<Weak<Context>>> = Mutex::new(Vec::new());
+static OPENED: OpenDevices<Context> = OpenDevices::new();
 
 impl Context {
     /// Retains the device's primary context until drop; it does not become current.
@@ -42,7 +42,7 @@ impl Context {
         // SAFETY: `device` comes from cuDeviceGet; `Drop` releases what is retained here.
         unsafe { cuda.cuDevicePrimaryCtxRetain(&mut raw, device) }
             .map_err(|failure| cuda.error(failure, format_args!("cuda:{ordinal}")))?;
-        Ok(Arc::new(Self { cuda, device, ordinal, uuid, raw, refused: Mutex::default() }))
+        Ok(Arc::new(Self { cuda, device, ordinal, uuid, raw, refusals: Refusals::default() }))
     }
 
     /// Makes the context current for the thread, and lets the thread make calls that would break
@@ -71,47 +71,51 @@ impl Context {
         self.cuda.error(failure, self)
     }
 
-    /// Lets every pair of open devices that can reach each other's memory do so from kernels.
-    ///
-    /// Nothing is ever disabled: the application may rely on the same access.
-    pub(super) fn connect(self: &Arc<Self>) {
-        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-        opened.retain(|other| other.strong_count() > 0);
-        for other in
-            opened.iter().filter_map(Weak::upgrade).filter(|other| other.device != self.device)
-        {
-            self.enable(&other);
-            other.enable(self);
+    pub(super) fn allocation_error(
+        &self,
+        failure: Failure,
+        kind: &'static str,
+        bytes: u64,
+    ) -> Error {
+        if failure.is(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) {
+            return Error::OutOfMemory { device: self.to_string(), kind, bytes };
         }
-        opened.push(Arc::downgrade(self));
+        self.error(failure)
+    }
+
+    /// Lets every pair of open devices that can reach each other's memory do so from kernels.
+    pub(super) fn connect(self: &Arc<Self>) {
+        OPENED.connect(self);
     }
 
     /// Whether `other` is not among the devices that this one was refused.
     pub(super) fn may_reach(&self, other: &DeviceUuid) -> bool {
-        !self.refused.lock().unwrap_or_else(PoisonError::into_inner).contains(other)
+        !self.refusals.contain(other)
+    }
+}
+
+impl Peer for Context {
+    fn uuid(&self) -> DeviceUuid {
+        self.uuid
     }
 
-    fn enable(&self, peer: &Self) {
-        if !can_access(self.cuda, self.device, peer.device) {
-            return;
-        }
-        let enabled = self.enter().and_then(|_scope| {
-            // SAFETY: this context is current, and `peer` keeps the other one retained.
-            match unsafe { self.cuda.cuCtxEnablePeerAccess(peer.raw, 0) } {
-                Err(failure)
-                    if failure.is(sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) =>
-                {
-                    Ok(())
-                }
-                enabled => enabled.map_err(|failure| self.error(failure)),
+    fn can_access(&self, peer: &Self) -> bool {
+        can_access(self.cuda, self.device, peer.device)
+    }
+
+    fn enable_access(&self, peer: &Self) -> Result<()> {
+        let _scope = self.enter()?;
+        // SAFETY: this context is current, and the caller keeps the other one retained.
+        match unsafe { self.cuda.cuCtxEnablePeerAccess(peer.raw, 0) } {
+            Err(failure) if failure.is(sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) => {
+                Ok(())
             }
-        });
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        refused.retain(|uuid| *uuid != peer.uuid);
-        if let Err(error) = enabled {
-            tracing::warn!(%error, "{self} cannot reach the memory of {peer}");
-            refused.push(peer.uuid);
+            enabled => enabled.map_err(|failure| self.error(failure)),
         }
+    }
+
+    fn refusals(&self) -> &Refusals {
+        &self.refusals
     }
 }
 

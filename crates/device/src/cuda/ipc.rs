@@ -1,29 +1,21 @@
 //! Device memory for another process: what kind it is, and the exports of cudaMalloc memory, the
-//! driver's 64-byte handle behind a tag of this process.
-//!
-//! The tag is no secret and proves nothing; it only spares a process the attempt to open its own
-//! export, which the driver refuses with a misleading error (FAILURES.md B05).
+//! driver's 64-byte handle.
 
-use std::collections::HashMap;
 use std::ffi::c_char;
-use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{MutexGuard, OnceLock, PoisonError};
 
 use cudarc::driver::sys;
 
 use super::CudaDriver;
-use super::host_memory::Pinning;
+use super::context::Context;
 use super::library::Failure;
 use super::pool::Pool;
 use crate::device::{Allocation, Export};
 use crate::error::{Error, Result};
+use crate::exports::{HANDLE_BYTES, no_descriptors, parse, tagged};
+use crate::page_lock::LockedFile;
 
-const TAG_BYTES: usize = 16;
-/// Of the driver, both for a handle and for the place of an allocation in a pool.
-const HANDLE_BYTES: usize = size_of::<sys::CUipcMemHandle>();
-
-const _: () = assert!(HANDLE_BYTES == 64, "an export is 16 bytes of tag and 64 of handle");
+const _: () = assert!(size_of::<sys::CUipcMemHandle>() == HANDLE_BYTES);
 
 /// What a mapping of another process's memory is, and how it ends.
 #[derive(Debug)]
@@ -34,8 +26,8 @@ pub(super) enum Opened {
     Chunks(Vec<u64>),
     /// Memory of a pool, which was imported for it.
     Pool(Pool),
-    /// Host memory: where the processor sees it, and what page-locked it.
-    Host { base: u64, pinning: Pinning },
+    /// Host memory.
+    Host(LockedFile<Context>),
 }
 
 /// Who can make an export of an allocation.
@@ -47,56 +39,7 @@ enum Kind {
     Other,
 }
 
-/// Random, one for the life of the process.
-fn process_tag() -> [u8; TAG_BYTES] {
-    static TAG: OnceLock<[u8; TAG_BYTES]> = OnceLock::new();
-    *TAG.get_or_init(|| {
-        let random = RandomState::new();
-        let halves = [random.hash_one(0_u8), random.hash_one(1_u8)].map(u64::to_le_bytes);
-        let mut tag = [0; TAG_BYTES];
-        tag.copy_from_slice(halves.as_flattened());
-        tag
-    })
-}
-
-/// 64 bytes of the driver, marked as made here.
-pub(super) fn tagged(bytes: impl IntoIterator<Item = u8>) -> Vec<u8> {
-    process_tag().into_iter().chain(bytes).collect()
-}
-
-/// The driver's bytes in an export, or why it must not be opened.
-pub(super) fn parse(bytes: &[u8], device: &str) -> Result<[u8; HANDLE_BYTES]> {
-    let bad = || Error::BadExport {
-        device: device.into(),
-        reason: format!(
-            "a CUDA handle has {} bytes, this one has {}",
-            TAG_BYTES + HANDLE_BYTES,
-            bytes.len()
-        ),
-    };
-    let (tag, handle) = bytes.split_first_chunk::<TAG_BYTES>().ok_or_else(bad)?;
-    let handle = <[u8; HANDLE_BYTES]>::try_from(handle).map_err(|_| bad())?;
-    if *tag == process_tag() {
-        return Err(Error::SameProcess { device: device.into() });
-    }
-    Ok(handle)
-}
-
 impl CudaDriver {
-    pub(super) fn opened(&self) -> MutexGuard<'_, HashMap<u64, Vec<Opened>>> {
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn forget_opened(&self, addr: u64) -> Option<Opened> {
-        let mut opened = self.opened();
-        let here = opened.get_mut(&addr)?;
-        let last = here.pop();
-        if here.is_empty() {
-            opened.remove(&addr);
-        }
-        last
-    }
-
     fn kind(&self, addr: u64) -> Result<Kind> {
         if self.is_chunk(addr) {
             return Ok(Kind::Virtual);
@@ -160,7 +103,6 @@ impl CudaDriver {
 
     /// What a failure to make a descriptor for `unit` means.
     pub(super) fn descriptor_error(&self, failure: Failure, unit: &Allocation) -> Error {
-        // The driver has no code of its own for it.
         if no_descriptors() {
             let device = self.info.to_string();
             return Error::OutOfDescriptors { call: failure.call, device };
@@ -231,7 +173,7 @@ impl CudaDriver {
                 .map_err(|failure| self.error(failure)),
             Opened::Chunks(chunks) => self.close_chunks(addr, len, &chunks),
             Opened::Pool(pool) => self.close_pool(addr, pool),
-            Opened::Host { base, pinning } => self.close_host(base, len, pinning),
+            Opened::Host(file) => file.close(),
         }
     }
 
@@ -254,38 +196,4 @@ impl CudaDriver {
 /// A descriptor that the driver takes as a pointer.
 pub(super) fn raw(fd: &OwnedFd) -> *mut std::ffi::c_void {
     std::ptr::without_provenance_mut(fd.as_raw_fd() as usize)
-}
-
-/// Whether this process could not open a file now.
-fn no_descriptors() -> bool {
-    use rustix::event::{EventfdFlags, eventfd};
-    use rustix::io::Errno;
-    matches!(eventfd(0, EventfdFlags::CLOEXEC), Err(Errno::MFILE | Errno::NFILE))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_export_of_this_process_is_recognised_before_the_driver_is_asked() {
-        let mut bytes = process_tag().to_vec();
-        bytes.resize(TAG_BYTES + HANDLE_BYTES, 7);
-        assert_eq!(
-            parse(&bytes, "cuda:0").err(),
-            Some(Error::SameProcess { device: "cuda:0".into() })
-        );
-        bytes[0] ^= 1;
-        let handle = parse(&bytes, "cuda:0").expect("a foreign tag");
-        assert_eq!(handle, [7; HANDLE_BYTES]);
-    }
-
-    #[test]
-    fn handles_of_other_lengths_are_refused() {
-        for len in (0..200).filter(|&len| len != TAG_BYTES + HANDLE_BYTES) {
-            let mut bytes = process_tag().to_vec();
-            bytes.resize(len, 0);
-            assert!(matches!(parse(&bytes, "cuda:0"), Err(Error::BadExport { .. })), "{len} bytes");
-        }
-    }
 }

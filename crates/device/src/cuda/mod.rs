@@ -21,26 +21,25 @@ mod virtual_memory;
 #[cfg(feature = "testing")]
 pub use self::application::application_stream;
 
-use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use cudarc::driver::sys;
 
 use self::compile::Kernel;
 use self::context::{Context, Scope};
+use self::host_memory::LOCKS;
 use self::ipc::Opened;
 use self::library::{Cuda, Failure};
 use crate::compact::CompactDescriptor;
 use crate::device::{Allocation, Capabilities, Device, DeviceInfo, DeviceUuid, Export};
 use crate::driver::{Driver, Pinned, Rows};
 use crate::error::{Error, Result};
+use crate::exports::Openings;
 use crate::gpu::GpuDevice;
-use crate::kernel::{
-    BLOCK_THREADS, COMPACT_DESCRIPTORS, COMPACT_FEW_DESCRIPTORS, CodeCache, Entry,
-    INLINE_DESCRIPTORS, INLINE_FEW_DESCRIPTORS, Parameters,
-};
+use crate::kernel::{self, BLOCK_THREADS, CodeCache, Entry};
+use crate::page_lock::LockedFile;
 use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
 
 /// How CUDA devices are opened.
@@ -107,9 +106,7 @@ struct CudaDriver {
     kernel: Option<Kernel>,
     /// Whether it can use host memory that is page-locked where it is.
     reaches_host: bool,
-    /// Mappings of other processes' memory, by their first byte as this device sees it. The driver
-    /// may map one allocation twice at one address.
-    opened: Mutex<HashMap<u64, Vec<Opened>>>,
+    opened: Openings<Opened>,
     context: Arc<Context>,
 }
 
@@ -153,7 +150,7 @@ impl CudaDriver {
         let kernel = open_kernel(&context, capability, options, &mut info);
         context.connect();
         let reaches_host = identity::reaches_host(cuda, device);
-        let opened = Mutex::default();
+        let opened = Openings::default();
         Ok(Self {
             info,
             peers,
@@ -177,10 +174,7 @@ impl CudaDriver {
     }
 
     fn allocation_error(&self, failure: Failure, kind: &'static str, bytes: u64) -> Error {
-        if failure.is(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) {
-            return Error::OutOfMemory { device: self.info.to_string(), kind, bytes };
-        }
-        self.error(failure)
+        self.context.allocation_error(failure, kind, bytes)
     }
 
     fn unknown(&self, addr: u64) -> Error {
@@ -382,23 +376,26 @@ impl Driver for CudaDriver {
             Export::Handle { bytes, len } => self.open_handle(&bytes, len)?,
             Export::Chunks { chunks, len } => self.open_chunks(chunks, len)?,
             Export::Pool { fd, bytes, len } => self.open_pool(fd, &bytes, len)?,
-            Export::File { fd, len } => self.open_host(fd, len)?,
+            Export::File { fd, len } => {
+                let (addr, file) = LockedFile::open(&self.context, fd, len)?;
+                (addr, Opened::Host(file))
+            }
         };
-        self.opened().entry(addr).or_default().push(opened);
+        self.opened.insert(addr, opened);
         Ok(addr)
     }
 
     fn close(&self, mapped: u64, len: u64) -> Result<()> {
-        let opened = self.forget_opened(mapped).ok_or_else(|| self.unknown(mapped))?;
+        let opened = self.opened.remove(mapped).ok_or_else(|| self.unknown(mapped))?;
         self.close_opened(mapped, len, opened)
     }
 
     fn map_host(&self, addr: u64, len: u64) -> Result<u64> {
-        self.pin_local(addr, len)
+        LOCKS.lock(&self.context, addr, len)
     }
 
     fn unmap_host(&self, addr: u64, len: u64) -> Result<()> {
-        self.unpin_local(addr, len)
+        LOCKS.unlock(&self.context, addr, len)
     }
 
     fn create_stream(&self, high_priority: bool) -> Result<Stream> {
@@ -558,15 +555,10 @@ impl Driver for CudaDriver {
         descriptors: &[CopyDescriptor],
         blocks: u32,
     ) -> Result<()> {
-        // SAFETY: the kernels take these structures; the rest is the caller's contract.
-        unsafe {
-            if descriptors.len() <= INLINE_FEW_DESCRIPTORS {
-                let parameters = Parameters::<_, INLINE_FEW_DESCRIPTORS>::new(descriptors);
-                return self.launch_with(stream, Entry::InlineFew, blocks, parameters);
-            }
-            let parameters = Parameters::<_, INLINE_DESCRIPTORS>::new(descriptors);
-            self.launch_with(stream, Entry::Inline, blocks, parameters)
-        }
+        // SAFETY: the entry takes that one parameter; the rest is the caller's contract.
+        kernel::with_inline(descriptors, |entry, parameter| unsafe {
+            self.launch_entry(stream, entry, blocks, &mut [parameter])
+        })
     }
 
     unsafe fn launch_compact(
@@ -575,15 +567,10 @@ impl Driver for CudaDriver {
         descriptors: &[CompactDescriptor],
         blocks: u32,
     ) -> Result<()> {
-        // SAFETY: the kernels take these structures; the rest is the caller's contract.
-        unsafe {
-            if descriptors.len() <= COMPACT_FEW_DESCRIPTORS {
-                let parameters = Parameters::<_, COMPACT_FEW_DESCRIPTORS>::new(descriptors);
-                return self.launch_with(stream, Entry::CompactFew, blocks, parameters);
-            }
-            let parameters = Parameters::<_, COMPACT_DESCRIPTORS>::new(descriptors);
-            self.launch_with(stream, Entry::Compact, blocks, parameters)
-        }
+        // SAFETY: the entry takes that one parameter; the rest is the caller's contract.
+        kernel::with_compact(descriptors, |entry, parameter| unsafe {
+            self.launch_entry(stream, entry, blocks, &mut [parameter])
+        })
     }
 
     unsafe fn write(&self, stream: Stream, addr: u64, bytes: &[u8]) -> Result<()> {
@@ -610,20 +597,6 @@ impl Driver for CudaDriver {
 }
 
 impl CudaDriver {
-    /// # Safety
-    /// As `launch_entry`, with the kernel's one parameter.
-    unsafe fn launch_with<T>(
-        &self,
-        stream: Stream,
-        entry: Entry,
-        blocks: u32,
-        mut parameters: T,
-    ) -> Result<()> {
-        let mut arguments: [*mut c_void; 1] = [(&raw mut parameters).cast()];
-        // SAFETY: the caller's contract.
-        unsafe { self.launch_entry(stream, entry, blocks, &mut arguments) }
-    }
-
     /// # Safety
     /// `arguments` are the kernel's own; the rest as [`Driver::launch`].
     unsafe fn launch_entry(

@@ -2,14 +2,15 @@
 //! descriptor, and each allocation a place in it.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use cudarc::driver::sys;
 
 use super::CudaDriver;
-use super::ipc::{Opened, parse, raw, tagged};
+use super::ipc::{Opened, raw};
 use crate::device::{Allocation, Export};
 use crate::error::Result;
+use crate::exports::{adopt, parse, tagged};
 
 const DESCRIPTOR: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -46,7 +47,7 @@ impl CudaDriver {
         // which is ours from then on.
         let fd = unsafe {
             cuda.cuMemPoolExportToShareableHandle((&raw mut fd).cast(), pool.0, DESCRIPTOR, 0)
-                .map(|()| OwnedFd::from_raw_fd(fd))
+                .map(|()| adopt(fd))
         };
         let fd = fd.map_err(|failure| {
             if failure.is(CUDA_ERROR_INVALID_VALUE) || failure.is(CUDA_ERROR_NOT_SUPPORTED) {
@@ -54,8 +55,6 @@ impl CudaDriver {
             }
             self.descriptor_error(failure, unit)
         })?;
-        // It would outlive an exec and keep the memory; not worth a failure.
-        let _ = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC);
         let mut place = sys::CUmemPoolPtrExportData { reserved: [0; 64] };
         // SAFETY: the driver writes one structure and refuses an address that it does not know.
         unsafe { cuda.cuMemPoolExportPointer(&mut place, unit.base) }

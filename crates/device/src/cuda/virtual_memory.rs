@@ -6,17 +6,18 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use cudarc::driver::sys;
 
 use super::CudaDriver;
 use super::ipc::{Opened, raw};
 use super::library::{Cuda, Failure};
-use crate::chunks::{self, Run};
+use crate::chunks;
 use crate::device::{Allocation, Chunk, Export};
 use crate::driver::Driver;
 use crate::error::{Error, Result};
+use crate::exports::adopt;
 
 const DESCRIPTOR: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -58,14 +59,11 @@ impl Physical {
     fn descriptor(&self) -> Result<OwnedFd, Failure> {
         let mut fd: c_int = -1;
         // SAFETY: the driver writes one descriptor, which is ours from then on.
-        let fd = unsafe {
+        unsafe {
             let shared = (&raw mut fd).cast();
             self.cuda.cuMemExportToShareableHandle(shared, self.handle, DESCRIPTOR, 0)?;
-            OwnedFd::from_raw_fd(fd)
-        };
-        // It would outlive an exec and keep the memory; not worth a failure.
-        let _ = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC);
-        Ok(fd)
+            Ok(adopt(fd))
+        }
     }
 }
 
@@ -117,20 +115,13 @@ impl CudaDriver {
         if !self.is_chunk(first.base) {
             return Ok(first);
         }
-        let mut run = Run::new(first.base);
-        let mut next = Some(first);
-        while let Some(chunk) = next {
-            // The driver numbers chunks as they are mapped (H200, 580.159.04: a new number at each
-            // cuMemMap, also at the same address).
-            run.push(chunk.len, chunk.id);
-            let end = run.end();
-            next = match (end < addr.saturating_add(len)).then(|| self.allocation(end)) {
-                Some(Ok(chunk)) => Some(chunk).filter(|chunk| self.is_chunk(chunk.base)),
-                None | Some(Err(Error::UnknownAddress { .. })) => None,
-                Some(Err(error)) => return Err(error),
-            };
-        }
-        Ok(run.finish())
+        // The driver numbers chunks as they are mapped (H200, 580.159.04: a new number at each
+        // cuMemMap, also at the same address).
+        chunks::run(first, addr.saturating_add(len), |end| match self.allocation(end) {
+            Ok(chunk) => Ok(Some(chunk).filter(|chunk| self.is_chunk(chunk.base))),
+            Err(Error::UnknownAddress { .. }) => Ok(None),
+            Err(error) => Err(error),
+        })
     }
 
     /// Calls `each` with every chunk of a unit.

@@ -1,6 +1,7 @@
 //! How a simulated GPU shares its memory: whole allocations by handles, chunks by descriptors.
 
 use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +10,7 @@ use rustix::fs::{Mode, OFlags, fstat, open};
 use rustix::io::fcntl_dupfd_cloexec;
 
 use super::{SimControl, SimDriver, map_corrupt};
-use crate::chunks::{self, Run};
+use crate::chunks;
 use crate::device::{Allocation, Capabilities, Chunk, Export};
 use crate::error::{Error, Result};
 use crate::host::system_error;
@@ -82,15 +83,11 @@ impl SimDriver {
         if self.memory.chunk(addr).is_none() {
             return Some(first);
         }
-        let mut run = Run::new(first.base);
-        let mut next = Some(first);
-        while let Some(chunk) = next {
-            run.push(chunk.len, chunk.id);
-            let end = run.end();
-            let more = end < addr.saturating_add(len) && self.memory.chunk(end).is_some();
-            next = more.then(|| self.memory.find(end)).flatten();
-        }
-        Some(run.finish())
+        let next = |at| {
+            let chunk = self.memory.chunk(at).and_then(|_| self.memory.find(at));
+            Ok::<_, Infallible>(chunk)
+        };
+        chunks::run(first, addr.saturating_add(len), next).ok()
     }
 
     /// The chunks of a unit that has some.

@@ -2707,6 +2707,14 @@ pub struct HipLibrary {
         ) -> hipError_t,
         ::libloading::Error,
     >,
+    pub hipMemGetAccess: Result<
+        unsafe extern "C" fn(
+            flags: *mut ::core::ffi::c_ulonglong,
+            location: *const hipMemLocation,
+            ptr: *mut ::core::ffi::c_void,
+        ) -> hipError_t,
+        ::libloading::Error,
+    >,
     pub hipMemGetAllocationGranularity: Result<
         unsafe extern "C" fn(
             granularity: *mut usize,
@@ -2917,6 +2925,7 @@ impl HipLibrary {
         let hipMemCreate = unsafe { __library.get(b"hipMemCreate\0") }.map(|sym| *sym);
         let hipMemExportToShareableHandle =
             unsafe { __library.get(b"hipMemExportToShareableHandle\0") }.map(|sym| *sym);
+        let hipMemGetAccess = unsafe { __library.get(b"hipMemGetAccess\0") }.map(|sym| *sym);
         let hipMemGetAllocationGranularity =
             unsafe { __library.get(b"hipMemGetAllocationGranularity\0") }.map(|sym| *sym);
         let hipMemGetAllocationPropertiesFromHandle =
@@ -3019,6 +3028,7 @@ impl HipLibrary {
             hipMemAddressReserve,
             hipMemCreate,
             hipMemExportToShareableHandle,
+            hipMemGetAccess,
             hipMemGetAllocationGranularity,
             hipMemGetAllocationPropertiesFromHandle,
             hipMemImportFromShareableHandle,
@@ -3894,6 +3904,18 @@ impl HipLibrary {
                 handle,
                 handleType,
                 flags,
+            )
+        }
+    }
+    pub unsafe fn hipMemGetAccess(
+        &self,
+        flags: *mut ::core::ffi::c_ulonglong,
+        location: *const hipMemLocation,
+        ptr: *mut ::core::ffi::c_void,
+    ) -> hipError_t {
+        unsafe {
+            (self.hipMemGetAccess.as_ref().expect("Expected function, got error."))(
+                flags, location, ptr,
             )
         }
     }

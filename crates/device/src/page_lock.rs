@@ -1,0 +1,205 @@
+//! Host memory that a GPU uses in place: page-locked where it is, shared by all who ask, and let
+//! go.
+
+use std::collections::BTreeMap;
+use std::fmt::{Debug, Display};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::error::{Error, Result};
+use crate::host::{system_error, whole_pages};
+use crate::software::{map, unmap};
+
+/// Most bytes page-locked by one call: NVIDIA's drivers from R580 on fail at 512 GiB of small
+/// pages (PEERS.md).
+const PIECE: u64 = 64 << 30;
+
+/// A device whose driver page-locks host memory, by the device's name in `Display`. All calls run
+/// in the device's scope.
+pub(crate) trait PageLocker: Debug + Display + Send + Sync {
+    /// Locks that memory for all devices. `false`: the application has locked it, and owns the
+    /// lock.
+    fn lock(&self, host: u64, len: u64) -> Result<bool>;
+    /// Ends one `lock` that began at `host`.
+    fn unlock(&self, host: u64) -> Result<()>;
+    /// Where the device sees a byte of locked memory.
+    fn device_address(&self, host: u64) -> Result<u64>;
+}
+
+/// Page-locked memory; [`PageLock::end`] unlocks it.
+#[derive(Debug)]
+struct PageLock<L> {
+    /// The device that asked first, kept because the driver books the lock there.
+    locker: Arc<L>,
+    base: u64,
+    /// Bytes of each piece from the front; none if the application had locked it before.
+    pieces: Vec<u64>,
+}
+
+impl<L: PageLocker> PageLock<L> {
+    fn begin(locker: &Arc<L>, base: u64, len: u64) -> Result<Self> {
+        let mut lock = Self { locker: Arc::clone(locker), base, pieces: Vec::new() };
+        let mut done = 0;
+        while done < len {
+            let piece = PIECE.min(len - done);
+            match locker.lock(base + done, piece) {
+                Ok(true) => lock.pieces.push(piece),
+                Ok(false) if done == 0 => return Ok(lock),
+                Ok(false) => {
+                    let _ = lock.end();
+                    return Err(refused(
+                        &**locker,
+                        format!(
+                            "the application has locked a part of the {len} bytes at {base:#x}"
+                        ),
+                    ));
+                }
+                Err(error) => {
+                    let _ = lock.end();
+                    return Err(error);
+                }
+            }
+            done += piece;
+        }
+        Ok(lock)
+    }
+
+    fn end(self) -> Result<()> {
+        let mut at = self.base;
+        let mut ended = Ok(());
+        for piece in self.pieces {
+            ended = ended.and(self.locker.unlock(at));
+            at += piece;
+        }
+        ended
+    }
+}
+
+fn refused(locker: &impl Display, name: impl Into<String>) -> Error {
+    Error::Call { call: "map_host", device: locker.to_string(), name: name.into(), code: 0 }
+}
+
+/// Where the device sees locked memory: in one piece, or not at all.
+fn device_address(locker: &impl PageLocker, host: u64, len: u64) -> Result<u64> {
+    let first = locker.device_address(host)?;
+    let ends = (1..len.div_ceil(PIECE)).map(|piece| piece * PIECE).chain([len - 1]);
+    for offset in ends {
+        if locker.device_address(host + offset)? != first + offset {
+            return Err(refused(
+                locker,
+                "the device sees the pieces of the host memory at scattered addresses",
+            ));
+        }
+    }
+    Ok(first)
+}
+
+/// Locked memory of this process, by address and length: one table for a vendor. Drivers lock
+/// whole pages and none twice, and every GPU may ask, so buffers that share a page share its lock.
+///
+/// The table stays locked while memory is locked and unlocked, which may take seconds for tens of
+/// GB: asking for the same range meanwhile must wait anyway, and the kernel lets one thread at a
+/// time change a process's memory.
+#[derive(Debug)]
+pub(crate) struct PageLocks<L>(Mutex<BTreeMap<(u64, u64), Shared<L>>>);
+
+#[derive(Debug)]
+struct Shared<L> {
+    lock: PageLock<L>,
+    users: usize,
+}
+
+/// No two entries of the table overlap, so at most one covers a range.
+fn covers((base, len): (u64, u64), (host, bytes): (u64, u64)) -> bool {
+    base <= host && host + bytes <= base + len
+}
+
+impl<L: PageLocker> PageLocks<L> {
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(BTreeMap::new()))
+    }
+
+    /// Locks memory, or shares the lock of whoever asked for it before; returns where the device
+    /// sees it.
+    pub(crate) fn lock(&self, locker: &Arc<L>, host: u64, len: u64) -> Result<u64> {
+        let pages = whole_pages(host, len);
+        let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, known)) = table.iter_mut().find(|(known, _)| covers(**known, pages)) {
+            let addr = device_address(&**locker, host, len)?;
+            known.users += 1;
+            return Ok(addr);
+        }
+        if table.keys().any(|&(base, len)| base < pages.0 + pages.1 && pages.0 < base + len) {
+            // Sharing that lock would end with its own user.
+            return Err(refused(
+                &**locker,
+                format!(
+                    "a part of the {len} bytes at {host:#x} is mapped already; map the whole once"
+                ),
+            ));
+        }
+        let lock = PageLock::begin(locker, pages.0, pages.1)?;
+        match device_address(&**locker, host, len) {
+            Ok(addr) => {
+                table.insert(pages, Shared { lock, users: 1 });
+                Ok(addr)
+            }
+            Err(error) => {
+                let _ = lock.end();
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends one `lock` of that range.
+    pub(crate) fn unlock(&self, locker: &L, host: u64, len: u64) -> Result<()> {
+        let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let pages = whole_pages(host, len);
+        let known = table.iter_mut().find(|(known, _)| covers(**known, pages));
+        let unknown = || Error::UnknownAddress { device: locker.to_string(), addr: host };
+        let (&key, known) = known.ok_or_else(unknown)?;
+        known.users -= 1;
+        if known.users > 0 {
+            return Ok(());
+        }
+        table.remove(&key).map_or(Ok(()), |Shared { lock, .. }| lock.end())
+    }
+}
+
+/// Memory that a host device of another process exported: mapped here, and locked for a GPU.
+#[derive(Debug)]
+pub(crate) struct LockedFile<L> {
+    len: u64,
+    lock: PageLock<L>,
+}
+
+impl<L: PageLocker> LockedFile<L> {
+    /// Also returns where the device sees it.
+    pub(crate) fn open(locker: &Arc<L>, fd: OwnedFd, len: u64) -> Result<(u64, Self)> {
+        let base = map(fd.as_fd(), len).map_err(|error| match error {
+            rustix::io::Errno::INVAL => Error::BadExport {
+                device: locker.to_string(),
+                reason: format!("its file is shorter than {len} bytes, or cannot be mapped"),
+            },
+            error => system_error(locker, "mmap", len, error),
+        })?;
+        drop(fd);
+        let locked = PageLock::begin(locker, base, len).and_then(|lock| {
+            match device_address(&**locker, base, len) {
+                Ok(addr) => Ok((addr, Self { len, lock })),
+                Err(error) => {
+                    let _ = lock.end();
+                    Err(error)
+                }
+            }
+        });
+        locked.inspect_err(|_| unmap(base, len))
+    }
+
+    pub(crate) fn close(self) -> Result<()> {
+        let base = self.lock.base;
+        let ended = self.lock.end();
+        unmap(base, self.len);
+        ended
+    }
+}
