@@ -64,6 +64,7 @@ macro_rules! functions {
             )*
         }
 
+        #[allow(dead_code, reason = "of some tables only a part is asked")]
         impl $table {
             /// The functions of a library that was opened as `name`, and the file that they are in.
             pub(super) fn fill(library: Library, name: PathBuf) -> Result<($library, PathBuf)> {
@@ -90,7 +91,6 @@ macro_rules! functions {
             pub(super) const REQUIRED: &[&str] = &[$(stringify!($symbol)),*];
 
             /// Every function of these, and whether the library has it.
-            #[allow(dead_code, reason = "a report does not name those of all tables")]
             pub(super) fn symbols(&self) -> Vec<(&'static str, bool)> {
                 vec![
                     $((stringify!($symbol), self.functions.$symbol.is_ok()),)*
