@@ -6,7 +6,7 @@
 //! so it counts only if nobody but this user can have written it.
 
 #![cfg_attr(
-    not(any(feature = "cuda", feature = "rocm")),
+    not(feature = "cuda"),
     allow(dead_code, reason = "only backends that compile use most of it")
 )]
 

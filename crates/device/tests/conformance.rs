@@ -1,5 +1,5 @@
 //! Every device passes one suite. A device that is not there is skipped with a line that says why;
-//! `KVFERRY_TEST_REQUIRE=cuda` turns that into a failure.
+//! `KVFERRY_TEST_REQUIRE=cuda,rocm` turns that into a failure.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -41,6 +41,23 @@ fn cuda(kernel: bool) -> Option<Arc<dyn Device>> {
 device_conformance!(cuda_gpu, || super::cuda(true));
 #[cfg(feature = "cuda")]
 device_conformance!(cuda_gpu_without_kernel, || super::cuda(false));
+
+#[cfg(feature = "rocm")]
+fn rocm(kernel: bool) -> Option<Arc<dyn Device>> {
+    use kvferry_device::rocm::{RocmOptions, open};
+    match open(0, &RocmOptions { kernel, ..RocmOptions::default() }) {
+        Ok(device) => Some(device),
+        Err(error) => {
+            kvferry_device::conformance::skip("rocm", &error);
+            None
+        }
+    }
+}
+
+#[cfg(feature = "rocm")]
+device_conformance!(rocm_gpu, || super::rocm(true));
+#[cfg(feature = "rocm")]
+device_conformance!(rocm_gpu_without_kernel, || super::rocm(false));
 
 /// FAILURES.md B28: those calls crash and hang on lists that their documentation allows.
 #[test]

@@ -31,3 +31,20 @@ fn cuda() -> Option<Application> {
 
 #[cfg(feature = "cuda")]
 ordering_conformance!(cuda_gpu, super::cuda);
+
+#[cfg(feature = "rocm")]
+fn rocm() -> Option<Application> {
+    use kvferry_device::rocm::{RocmOptions, application_stream, open};
+    match open(0, &RocmOptions::default()) {
+        Ok(device) => {
+            Some((device, Box::new(|| Box::new(application_stream(0).expect("a stream")))))
+        }
+        Err(error) => {
+            kvferry_device::conformance::skip("rocm", &error);
+            None
+        }
+    }
+}
+
+#[cfg(feature = "rocm")]
+ordering_conformance!(rocm_gpu, super::rocm);

@@ -98,14 +98,14 @@ impl Compiler {
             Err(_) if (version.major, version.minor) >= REFUSES_UNKNOWN => return Ok(()),
             Err(error) => {
                 return Err(format!(
-                    "nothing tells whether HIP {version} knows {architecture}, and a compile for one that \
+                    "nothing tells whether HIP {version} knows {architecture:?}, and a compile for one that \
                      it does not know would end the process: {error}"
                 ));
             }
         };
         let unknown = || {
             format!(
-                "HIP {version} does not know {architecture}; install a ROCm that supports this GPU"
+                "HIP {version} does not know {architecture:?}; install a ROCm that supports this GPU"
             )
         };
         let name = CString::new(format!("{TARGET}{architecture}")).map_err(|_| unknown())?;
@@ -159,7 +159,7 @@ impl Compiler {
         .map_err(|failure| fail(failure, String::new()))?;
         let architecture_option = CString::new(format!("--gpu-architecture={architecture}"))
             .expect("a name that was checked has no zero");
-        let options = [architecture_option.as_ptr(), c"-std=c++17".as_ptr()];
+        let options = [architecture_option.as_ptr(), c"--std=c++17".as_ptr()];
         // SAFETY: the program exists, the options outlive the call.
         unsafe {
             hiprtc.hiprtcCompileProgram(program.raw, options.len() as c_int, options.as_ptr())
@@ -174,7 +174,7 @@ impl Compiler {
 /// What comgr puts before the name of an architecture.
 const TARGET: &str = "amdgcn-amd-amdhsa--";
 
-/// Seen with 7.2.4 and a TMPDIR that does not exist.
+/// Seen with 5.7.1, 6.4.3 and 7.2.4, and a TMPDIR that does not exist.
 const SILENT: &str = "; the compiler left no log, as it does when it cannot write its temporary files: \
      make /tmp writable, or set TMPDIR to a folder that is (TMPDIR=/dev/shm)";
 
@@ -214,5 +214,146 @@ impl Drop for Program {
             // SAFETY: created once, destroyed once.
             let _ = unsafe { self.hiprtc.hiprtcDestroyProgram(&mut self.raw) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::skip;
+    use crate::rocm::fake::again;
+
+    fn compiler() -> Option<Compiler> {
+        let compiler = Hip::load(&[]).and_then(|hip| Compiler::load(hip, &[]));
+        compiler.inspect_err(|error| skip("hiprtc", error)).ok()
+    }
+
+    /// One whose architectures are known: none of a stand-in's.
+    fn real_compiler() -> Option<Compiler> {
+        compiler().filter(|compiler| match compiler.architectures() {
+            Ok(_) => true,
+            Err(error) => {
+                skip("comgr", &error);
+                false
+            }
+        })
+    }
+
+    #[test]
+    fn the_kernel_compiles_for_the_gpus_that_hiprtc_knows() {
+        let Some(compiler) = real_compiler() else { return };
+        let known = compiler.architectures().expect("asked before");
+        let knows = |architecture: &&str| known.iter().any(|known| known == architecture);
+        for required in ["gfx90a", "gfx942"] {
+            assert!(knows(&required), "{known:?}");
+        }
+        for architecture in ["gfx90a", "gfx942", "gfx950"].into_iter().filter(knows) {
+            for features in ["", ":sramecc+:xnack-"] {
+                let architecture = format!("{architecture}{features}");
+                let code = compiler
+                    .compile(kernel::SOURCE, c"copy.cu", &architecture)
+                    .unwrap_or_else(|none| panic!("{}\n{}", none.reason, none.log));
+                assert!(code.starts_with(b"\x7fELF"), "{architecture}");
+                let named = format!("{TARGET}{architecture}");
+                let names =
+                    |code: &[u8]| code.windows(named.len()).any(|at| at == named.as_bytes());
+                assert!(names(&code), "the code is for {architecture}");
+            }
+        }
+    }
+
+    /// Each of these would end the process if hipRTC were asked to compile for it, up to 6.4.
+    #[test]
+    fn what_hiprtc_does_not_know_is_refused_and_the_process_lives() {
+        let Some(compiler) = real_compiler() else { return };
+        for architecture in [
+            "",
+            "gfx999",
+            "sm_90",
+            "gfx942:nonsense+",
+            "gfx942:xnack",
+            "gfx942:",
+            "gfx942 ",
+            "gfx1100:xnack+",
+            "gfx942\0",
+            "gfx942 -g",
+        ] {
+            let none = compiler
+                .compile(kernel::SOURCE, c"copy.cu", architecture)
+                .expect_err("no such architecture");
+            assert!(none.reason.contains("does not know"), "{architecture:?}: {}", none.reason);
+        }
+    }
+
+    #[test]
+    fn bad_source_gives_the_compilers_words_and_their_place() {
+        let Some(compiler) = real_compiler() else { return };
+        let none = compiler.compile("nonsense", c"bad.cu", "gfx90a").expect_err("no program");
+        assert!(none.reason.contains("HIPRTC_ERROR_COMPILATION (6)"), "{}", none.reason);
+        assert!(!none.reason.contains("TMPDIR"), "{}", none.reason);
+        assert!(
+            none.log.contains("bad.cu:1:1: error: unknown type name 'nonsense'"),
+            "{}",
+            none.log
+        );
+    }
+
+    #[test]
+    fn a_compiler_without_a_folder_for_its_files_is_explained() {
+        let Some(compiler) = real_compiler() else { return };
+        let missing = std::ffi::OsStr::new("/nonexistent/kvferry");
+        // The compiler reads the environment itself, and tests share theirs.
+        again("rocm::compile::tests::a_compiler_without", &[("TMPDIR", missing)], || {
+            let none = compiler
+                .compile(kernel::SOURCE, c"copy.cu", "gfx90a")
+                .expect_err("the compiler has no place for its files");
+            for word in ["(6)", "no log", "TMPDIR"] {
+                assert!(none.reason.contains(word), "{word}: {}", none.reason);
+            }
+        });
+    }
+
+    #[test]
+    fn without_comgr_only_versions_that_refuse_by_themselves_are_trusted() {
+        let Some(Compiler { hiprtc, .. }) = compiler() else { return };
+        let with = |major, minor| {
+            let comgr =
+                Err(Error::LibraryMissing { library: Comgr::LIBRARY, reason: "gone".into() });
+            Compiler { hiprtc, comgr, version: Version { major, minor, patch: 0 } }
+        };
+        for (major, minor) in [(5, 7), (6, 4), (7, 1)] {
+            let refused = with(major, minor).check("gfx942").expect_err("nothing to ask");
+            assert!(refused.contains("end the process"), "{refused}");
+        }
+        for (major, minor) in [(7, 2), (8, 0)] {
+            assert_eq!(with(major, minor).check("gfx942"), Ok(()), "{major}.{minor}");
+        }
+    }
+
+    #[test]
+    fn code_is_compiled_once_and_then_comes_from_the_cache() {
+        let Some(_) = real_compiler() else { return };
+        let hip = Hip::load(&[]).expect("loaded before");
+        let directory = tempfile::tempdir().expect("a folder");
+        let cache = CodeCache { directory: Some(directory.path().to_owned()) };
+        let prepare = || prepare(hip, "gfx90a", &[], &cache, |code| Ok(code.to_vec()));
+        let (compiled, origin) = prepare().expect("it compiles");
+        assert_eq!(origin, format!("compiled for gfx90a by hipRTC {}", hip.version));
+        let (cached, origin) = prepare().expect("it is there");
+        assert!(origin.starts_with("loaded from cache"), "{origin}");
+        assert!(compiled == cached, "other code");
+    }
+
+    #[test]
+    fn code_that_the_device_refuses_is_a_reason_and_is_not_kept() {
+        let Some(_) = real_compiler() else { return };
+        let hip = Hip::load(&[]).expect("loaded before");
+        let directory = tempfile::tempdir().expect("a folder");
+        let cache = CodeCache { directory: Some(directory.path().to_owned()) };
+        let refuse = |_: &[u8]| Err::<(), _>(Error::SameProcess { device: "rocm:0".into() });
+        let none = prepare(hip, "gfx90a", &[], &cache, refuse).expect_err("refused");
+        assert!(none.reason.starts_with("code for gfx90a does not load: "), "{}", none.reason);
+        let kept = std::fs::read_dir(directory.path()).expect("a folder").count();
+        assert_eq!(kept, 0);
     }
 }

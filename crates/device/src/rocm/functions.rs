@@ -12,7 +12,7 @@ use hip_sys::{comgr, hiprtc};
 use libloading::os::unix::Library;
 
 use super::library::{Comgr, Hip, Hiprtc};
-use super::search::file_of;
+use super::search::{file_of, said};
 use crate::error::{Error, Result};
 
 /// A call that did not return success. All three libraries count success as 0.
@@ -64,12 +64,13 @@ macro_rules! functions {
             )*
         }
 
+        #[allow(dead_code, reason = "of some tables only a part is asked")]
         impl $table {
             /// The functions of a library that was opened as `name`, and the file that they are in.
             pub(super) fn fill(library: Library, name: PathBuf) -> Result<($library, PathBuf)> {
                 // SAFETY: the signatures are those of AMD's headers.
                 let functions = unsafe { <$library>::from_library(library) }.map_err(|error| {
-                    Error::LibraryMissing { library: Self::LIBRARY, reason: error.to_string() }
+                    Error::LibraryMissing { library: Self::LIBRARY, reason: said(&error) }
                 })?;
                 let required = [$((
                     stringify!($symbol),
@@ -84,8 +85,11 @@ macro_rules! functions {
                 Ok((functions, path))
             }
 
+            /// The functions that every device needs.
+            #[cfg(test)]
+            pub(super) const REQUIRED: &[&str] = &[$(stringify!($symbol)),*];
+
             /// Every function of these, and whether the library has it.
-            #[allow(dead_code, reason = "a report does not name those of all tables")]
             pub(super) fn symbols(&self) -> Vec<(&'static str, bool)> {
                 vec![
                     $((stringify!($symbol), self.functions.$symbol.is_ok()),)*

@@ -13,7 +13,7 @@ use hip_sys::{comgr, hiprtc};
 use libloading::os::unix::Library;
 
 use super::functions::Failure;
-use super::search::{Found, Search};
+use super::search::{Found, Search, said};
 use crate::error::{Error, Result};
 
 /// Major versions of the SONAME. ROCm 10 still has 7.
@@ -216,7 +216,7 @@ impl Hiprtc {
             Err(reason) if hip.major <= 6 => {
                 // SAFETY: HIP itself, which is loaded.
                 let library = unsafe { Library::new(&hip.path) }
-                    .map_err(|error| missing(format!("{reason}; {error}")))?;
+                    .map_err(|error| missing(format!("{reason}; {}", said(&error))))?;
                 (library, hip.path.clone())
             }
             Err(reason) => return Err(missing(reason)),
@@ -279,5 +279,192 @@ impl Debug for Hiprtc {
 impl Debug for Comgr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "comgr of {}", self.path.display())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::skip;
+    use crate::rocm::fake::build;
+    use crate::rocm::functions::NO_SYMBOL;
+    use crate::rocm::identity;
+
+    fn functions(names: &[&str]) -> String {
+        names.iter().map(|name| format!("int {name}() {{ return 0; }}\n")).collect()
+    }
+
+    /// Everything that a device needs, but `without`, and the given version.
+    fn hip_source(version: u32, without: &str) -> String {
+        let other = |name: &&str| ![without, "hipRuntimeGetVersion"].contains(name);
+        let names: Vec<_> = Hip::REQUIRED.iter().copied().filter(other).collect();
+        let version = format!("int hipRuntimeGetVersion(int* v) {{ *v = {version}; return 0; }}\n");
+        functions(&names) + &version
+    }
+
+    fn open(name: &str, directory: &Path) -> Result<Hip> {
+        let directories = [directory.to_owned()];
+        let directories = &directories;
+        Hip::open(&Search { name, majors: &MAJORS, others: true, beside: None, directories })
+    }
+
+    #[test]
+    fn a_library_of_another_version_than_its_name_says_is_refused() {
+        let directory = tempfile::tempdir().expect("a folder");
+        for (name, soname, version, expected) in [
+            (
+                "libkvferry_a.so",
+                ".4",
+                40_421_401,
+                Err("it is HIP 4.4.21401; kvferry works with HIP 5 to 7"),
+            ),
+            (
+                "libkvferry_b.so",
+                ".6",
+                70_253_211,
+                Err("it is HIP 7.2.53211 under the name of HIP 6"),
+            ),
+            (
+                "libkvferry_c.so",
+                ".7",
+                60_443_484,
+                Err("it is HIP 6.4.43484 under the name of HIP 7"),
+            ),
+            ("libkvferry_d.so", ".8", 80_000_000, Err("with a SONAME that kvferry does not know")),
+            ("libkvferry_e.so", ".5", 50_731_921, Ok(5)),
+            ("libkvferry_f.so", ".6", 60_443_484, Ok(6)),
+            ("libkvferry_g.so", ".7", 70_253_211, Ok(7)),
+            // ROCm 10 still has the SONAME of 7.
+            ("libkvferry_h.so", ".7", 100_100_000, Ok(7)),
+            // No SONAME with a version at all.
+            ("libkvferry_i.so", "", 60_443_484, Ok(6)),
+        ] {
+            let source = hip_source(version, "");
+            let soname = format!("{name}{soname}");
+            let Some(()) = build(directory.path(), name, &soname, &source) else { return };
+            match (open(name, directory.path()), expected) {
+                (Ok(hip), Ok(major)) => {
+                    assert_eq!(hip.major, major, "{name}");
+                    assert_eq!(hip.path, directory.path().join(name).canonicalize().unwrap());
+                }
+                (Err(error @ Error::LibraryMissing { .. }), Err(reason)) => {
+                    assert!(error.to_string().contains(reason), "{name}: {error}");
+                    assert!(error.to_string().contains(name), "{name}: {error}");
+                }
+                (opened, expected) => panic!("{name}: {opened:?} and not {expected:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_library_without_a_function_that_is_needed_says_which() {
+        let directory = tempfile::tempdir().expect("a folder");
+        for (index, &symbol) in Hip::REQUIRED.iter().enumerate().step_by(10) {
+            let name = format!("libkvferry_without_{index}.so");
+            let source = hip_source(70_253_211, symbol);
+            let Some(()) = build(directory.path(), &name, &name, &source) else { return };
+            let expected = Error::SymbolMissing { library: Hip::LIBRARY, symbol };
+            assert_eq!(open(&name, directory.path()).err(), Some(expected));
+        }
+    }
+
+    #[test]
+    fn a_function_that_is_optional_fails_by_itself_where_it_is_missing() {
+        let directory = tempfile::tempdir().expect("a folder");
+        let name = "libkvferry_optional.so";
+        let source = hip_source(70_253_211, "");
+        let Some(()) = build(directory.path(), name, name, &source) else { return };
+        let hip = open(name, directory.path()).expect("all that is needed");
+        // SAFETY: the library does not have it.
+        let failure = unsafe { hip.hipMemUnmap(std::ptr::null_mut(), 0) }.expect_err("missing");
+        assert_eq!(failure, Failure { call: "hipMemUnmap", code: NO_SYMBOL });
+        assert!(hip.symbols().contains(&("hipMemUnmap", false)));
+        assert!(hip.symbols().contains(&("hipInit", true)));
+    }
+
+    #[test]
+    fn hiprtc_is_of_the_same_major_version_or_inside_hip() {
+        let directory = tempfile::tempdir().expect("a folder");
+        let compiler = functions(Hiprtc::REQUIRED);
+        for (name, version, inside, beside, expected) in [
+            ("libkvferry_0.so", 70_253_211, false, Some(".7"), Ok("libkvferry_0.so.rtc")),
+            (
+                "libkvferry_1.so",
+                70_253_211,
+                false,
+                Some(".6"),
+                Err("its SONAME is not libkvferry_1.so.rtc.7"),
+            ),
+            ("libkvferry_2.so", 70_253_211, true, None, Err("libkvferry_2.so.rtc.7: ")),
+            ("libkvferry_3.so", 60_443_484, true, Some(".6"), Ok("libkvferry_3.so.rtc")),
+            ("libkvferry_4.so", 60_443_484, true, Some(".7"), Ok("libkvferry_4.so")),
+            ("libkvferry_5.so", 50_731_921, true, None, Ok("libkvferry_5.so")),
+        ] {
+            let source = hip_source(version, "") + if inside { &compiler } else { "" };
+            let Some(()) = build(directory.path(), name, name, &source) else { return };
+            let rtc = format!("{name}.rtc");
+            if let Some(soname) = beside {
+                let soname = format!("{rtc}{soname}");
+                let Some(()) = build(directory.path(), &rtc, &soname, &compiler) else { return };
+            }
+            let hip = open(name, directory.path()).expect("HIP");
+            match (Hiprtc::open(&hip, &rtc, &[]), expected) {
+                (Ok(hiprtc), Ok(file)) => {
+                    assert_eq!(hiprtc.path.file_name().unwrap(), file, "{name}");
+                }
+                (Err(error @ Error::LibraryMissing { .. }), Err(reason)) => {
+                    assert!(error.to_string().contains(reason), "{name}: {error}");
+                }
+                (opened, expected) => panic!("{name}: {opened:?} and not {expected:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_mean_what_the_version_says() {
+        let version = |major| Version { major, minor: 0, patch: 0 };
+        use MemoryType::{Device, Host, Managed, Other};
+        for (major, expected) in [
+            (5, [Host, Device, Other, Other, Managed, Other]),
+            (6, [Other, Host, Device, Managed, Other, Other]),
+            (7, [Other, Host, Device, Managed, Other, Other]),
+        ] {
+            for (number, expected) in (0..).zip(expected) {
+                assert_eq!(MemoryType::new(version(major), number), expected, "{major}: {number}");
+            }
+        }
+    }
+
+    #[test]
+    fn codes_after_which_nothing_works_are_lost_and_others_are_not() {
+        for code in [4, 214, 700, 702, 709, 710, 719] {
+            assert!(is_lost(code), "{code}");
+        }
+        for code in [0, 1, 2, 17, 100, 101, 201, 400, 500, 600, 704, 705, 801, 999, 123_456] {
+            assert!(!is_lost(code), "{code}");
+        }
+    }
+
+    /// Also with the real libraries, of which several versions are at hand (ci/rocm-roots.sh).
+    #[test]
+    fn a_hip_without_a_gpu_says_why_there_is_no_device() {
+        let hip = match Hip::load(&[]) {
+            Ok(hip) => hip,
+            Err(error) => return skip("hip", &error),
+        };
+        assert_eq!(hip.major, hip.version.major.min(7));
+        assert_eq!(hip.ipc_open_flags(), u32::from(hip.version.major > 5));
+        match identity::count(hip, "rocm") {
+            Ok(count) => skip("no-gpu", &format!("HIP sees {count}")),
+            Err(Error::NoDevice { device, reason }) => {
+                assert_eq!(device, "rocm");
+                assert!(reason.contains("(100)") || reason.contains("(101)"), "{reason}");
+                assert!(
+                    reason.contains("/dev/kfd") || reason.contains("VISIBLE_DEVICES"),
+                    "{reason}"
+                );
+            }
+            Err(error) => panic!("{error}"),
+        }
     }
 }

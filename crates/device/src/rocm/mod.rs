@@ -9,6 +9,8 @@
 mod application;
 mod compile;
 mod context;
+#[cfg(test)]
+mod fake;
 mod functions;
 mod host_memory;
 mod identity;
