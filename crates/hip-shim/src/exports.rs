@@ -7,8 +7,9 @@ use hip_sys::hiprtc::{HiprtcLibrary, hiprtcProgram, hiprtcResult};
 use hip_sys::*;
 
 use crate::faults::Calls;
-use crate::simulated;
+use crate::settings::{Mode, mode};
 use crate::{call, errors};
+use crate::{forwarding, simulated};
 
 /// Exports functions, each answered by one of the same name.
 macro_rules! exports {
@@ -19,7 +20,12 @@ macro_rules! exports {
                 static CALLS: Calls = Calls::new();
                 $around(stringify!($name), &CALLS, || {
                     // SAFETY: the caller's contract, which is AMD's.
-                    unsafe { simulated::$name($($arg),*) }
+                    unsafe {
+                        match mode() {
+                            Mode::Simulated => simulated::$name($($arg),*),
+                            Mode::Forwarding => forwarding::$name($($arg),*),
+                        }
+                    }
                 })
             }
         )*

@@ -28,7 +28,7 @@ fn the_child_of_other_tests() {
         std::fs::File::options().read(true).write(true).open(descriptor).expect("a file").into()
     };
     let addr = match kind {
-        "handle" => opened_twice(&hip, bytes.try_into().expect("64 bytes")),
+        "handle" => opened_often(&hip, bytes.try_into().expect("64 bytes")),
         "chunk" => mapped(&hip, &file()),
         "pool" => imported(&hip, &file(), bytes.try_into().expect("64 bytes")),
         other => panic!("{other}"),
@@ -38,8 +38,8 @@ fn the_child_of_other_tests() {
     unsafe { first.write(first.read() + 1) };
 }
 
-/// The same address both times, and each is closed.
-fn opened_twice(hip: &Hip, bytes: [u8; 64]) -> *mut c_void {
+/// The same address each time, and as often closed; by several threads, too.
+fn opened_often(hip: &Hip, bytes: [u8; 64]) -> *mut c_void {
     let handle = hipIpcMemHandle_t { reserved: bytes.map(|byte| byte as i8) };
     let open = || {
         let mut addr = null_mut();
@@ -56,6 +56,17 @@ fn opened_twice(hip: &Hip, bytes: [u8; 64]) -> *mut c_void {
         assert_eq!(hip.library.hipIpcCloseMemHandle(second), 0);
         assert_eq!(hip.library.hipIpcCloseMemHandle(second), hipErrorInvalidValue);
     }
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..100 {
+                    let addr = open();
+                    // SAFETY: opened just now.
+                    assert_eq!(unsafe { hip.library.hipIpcCloseMemHandle(addr) }, 0);
+                }
+            });
+        }
+    });
     open()
 }
 
