@@ -108,9 +108,12 @@ pub(crate) unsafe fn hipGetDevice(place: *mut c_int) -> Result {
     unsafe { put(place, CURRENT.get()) }
 }
 
-pub(crate) unsafe fn hipSetDevice(device: c_int) -> Result {
-    let before = CURRENT.replace(device);
-    bind().map(drop).inspect_err(|_| CURRENT.set(before))
+/// The context follows with the next call that needs it: going back to a device that is not used
+/// must not make one there.
+pub(crate) unsafe fn hipSetDevice(ordinal: c_int) -> Result {
+    device(ordinal)?;
+    CURRENT.set(ordinal);
+    Ok(())
 }
 
 pub(crate) unsafe fn hipDeviceGet(place: *mut hipDevice_t, ordinal: c_int) -> Result {
