@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
-use hip_sys::comgr::{ComgrLibrary, amd_comgr_status_t};
+use hip_sys::comgr::{ComgrLibrary, amd_comgr_metadata_node_t, amd_comgr_status_t};
 use hip_sys::hiprtc::{HiprtcLibrary, hiprtcProgram, hiprtcResult};
 use hip_sys::*;
 
@@ -178,6 +178,9 @@ pub(crate) mod hip {
             shared_handle: *mut c_void, handle: hipMemGenericAllocationHandle_t,
             handle_type: hipMemAllocationHandleType, flags: c_ulonglong
         );
+        fn hipMemGetAccess(
+            rights: *mut c_ulonglong, location: *const hipMemLocation, addr: *mut c_void
+        );
         fn hipMemGetAllocationGranularity(
             granularity: *mut usize, properties: *const hipMemAllocationProp,
             option: hipMemAllocationGranularity_flags
@@ -256,14 +259,9 @@ pub(crate) mod comgr {
     exports! { ComgrLibrary, amd_comgr_status_t, call::plain;
         fn amd_comgr_get_isa_count(count: *mut usize);
         fn amd_comgr_get_isa_name(index: usize, isa_name: *mut *const c_char);
-    }
-
-    #[unsafe(no_mangle)]
-    unsafe extern "C" fn amd_comgr_get_version(major: *mut usize, minor: *mut usize) {
-        // SAFETY: the caller's contract: both are writable.
-        unsafe {
-            major.write(3);
-            minor.write(0);
-        }
+        fn amd_comgr_get_isa_metadata(
+            isa_name: *const c_char, metadata: *mut amd_comgr_metadata_node_t
+        );
+        fn amd_comgr_destroy_metadata(metadata: amd_comgr_metadata_node_t);
     }
 }

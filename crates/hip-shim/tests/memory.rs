@@ -164,13 +164,15 @@ fn chunks_are_mapped_where_they_are_reserved_and_shared_by_descriptors() {
         assert_eq!(hip.hipMemGetAddressRange(&mut base, &mut len, inside), 0);
         assert_eq!((base, len), (addr, LEN));
         assert_eq!(hip.hipMemRetainAllocationHandle(&mut again, inside), 0);
-        assert_eq!(again, handle);
-        assert_eq!(hip.hipMemRelease(again), 0);
+        assert_eq!(again, handle, "and 7.2 takes no reference");
+        let mut rights = 0;
+        assert_eq!(hip.hipMemGetAccess(&mut rights, &location, inside), 0);
         let kind = hipMemHandleTypePosixFileDescriptor;
         let shared: *mut i32 = &mut fd;
         assert_eq!(hip.hipMemExportToShareableHandle(shared.cast(), handle, kind, 0), 0);
         assert_eq!(hip.hipMemRelease(handle), 0);
-        assert_eq!(hip.hipMemRelease(handle), hipErrorInvalidValue, "once too often");
+        assert_eq!(hip.hipMemRetainAllocationHandle(&mut again, inside), 0);
+        assert_eq!(hip.hipMemGetAllocationPropertiesFromHandle(&mut properties, again), 0);
     }
     assert_eq!(after_child(&hip, addr, "chunk", fd, &[]), 1);
     // SAFETY: mapped above, and nothing uses it any more.
@@ -179,7 +181,13 @@ fn chunks_are_mapped_where_they_are_reserved_and_shared_by_descriptors() {
         assert_eq!(hip.hipMemAddressFree(addr, 2 * LEN), hipErrorInvalidValue, "still mapped");
         assert_eq!(hip.hipMemUnmap(addr, LEN), 0);
         assert_eq!(hip.hipMemAddressFree(addr, 2 * LEN), 0);
+        assert_eq!(hip.hipMemRelease(handle), hipErrorInvalidValue, "all of it is gone");
     }
+    let memory = hip.allocate(LEN);
+    let mut rights = 0;
+    // SAFETY: the library refuses it.
+    let refused = unsafe { hip.library.hipMemGetAccess(&mut rights, &location, memory) };
+    assert_eq!(refused, hipErrorInvalidValue, "no chunk");
 }
 
 #[test]

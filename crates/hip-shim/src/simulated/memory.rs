@@ -95,6 +95,13 @@ impl Memory {
         self.find(addr.addr() as u64).ok_or(hipErrorInvalidValue)
     }
 
+    pub(super) fn chunks(&self) -> impl Iterator<Item = &Arc<Physical>> {
+        self.ranges.values().filter_map(|range| match &range.kind {
+            Kind::Chunk(physical) => Some(physical),
+            _ => None,
+        })
+    }
+
     /// The range that begins at an address.
     pub(super) fn at(&mut self, base: u64) -> Option<&mut Range> {
         self.ranges.get_mut(&base)
