@@ -87,6 +87,7 @@ macro_rules! functions {
 
             /// The functions that every device needs.
             #[cfg(test)]
+            #[allow(dead_code, reason = "no test stands in for all tables")]
             pub(super) const REQUIRED: &[&str] = &[$(stringify!($symbol)),*];
 
             /// Every function of these, and whether the library has it.

@@ -19,6 +19,10 @@ use crate::error::{Error, Result};
 /// Major versions of the SONAME. ROCm 10 still has 7.
 const MAJORS: [u32; 3] = [7, 6, 5];
 
+/// The oldest version whose headers agree with the bindings (ci/bindings.sh): 5.2 has the fields of
+/// `hipMemAllocationProp` in another order.
+const OLDEST: (u32, u32) = (5, 7);
+
 /// Major versions of comgr's SONAME, which counts for itself: 2 up to ROCm 6.3, 3 since.
 const COMGR_MAJORS: [u32; 2] = [3, 2];
 
@@ -177,9 +181,12 @@ impl MemoryType {
 /// The major version of the SONAME of a HIP of this version that was opened under a name of major
 /// version `named`; where the two do not fit, why.
 fn major_of(version: Version, named: Option<u32>) -> Result<u32, String> {
-    let [newest, .., oldest] = MAJORS;
-    if version.major < oldest {
-        return Err(format!("it is HIP {version}; kvferry works with HIP {oldest} to {newest}"));
+    let [newest, ..] = MAJORS;
+    let (oldest, minor) = OLDEST;
+    if (version.major, version.minor) < OLDEST {
+        return Err(format!(
+            "it is HIP {version}; kvferry works with HIP {oldest}.{minor} and later"
+        ));
     }
     match named {
         Some(named) if named == version.major.min(newest) => Ok(named),
@@ -188,7 +195,8 @@ fn major_of(version: Version, named: Option<u32>) -> Result<u32, String> {
         )),
         None if version.major <= newest => Ok(version.major),
         None => Err(format!(
-            "it is HIP {version}, with a SONAME that kvferry does not know; kvferry works with HIP {oldest} to {newest}"
+            "it is HIP {version}, with a SONAME that kvferry does not know; kvferry works with HIP {oldest} \
+             to {newest}"
         )),
     }
 }
@@ -316,7 +324,7 @@ mod tests {
                 "libkvferry_a.so",
                 ".4",
                 40_421_401,
-                Err("it is HIP 4.4.21401; kvferry works with HIP 5 to 7"),
+                Err("it is HIP 4.4.21401; kvferry works with HIP 5.7 and later"),
             ),
             (
                 "libkvferry_b.so",
@@ -331,6 +339,12 @@ mod tests {
                 Err("it is HIP 6.4.43484 under the name of HIP 7"),
             ),
             ("libkvferry_d.so", ".8", 80_000_000, Err("with a SONAME that kvferry does not know")),
+            (
+                "libkvferry_j.so",
+                ".5",
+                50_221_153,
+                Err("it is HIP 5.2.21153; kvferry works with HIP 5.7"),
+            ),
             ("libkvferry_e.so", ".5", 50_731_921, Ok(5)),
             ("libkvferry_f.so", ".6", 60_443_484, Ok(6)),
             ("libkvferry_g.so", ".7", 70_253_211, Ok(7)),

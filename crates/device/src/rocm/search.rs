@@ -208,8 +208,8 @@ mod tests {
         let Some(()) = build(others.path(), newer, newer, "int loaded = 7;") else { return };
         let application = open(own.path().join("libkvferry_loaded.so").as_os_str(), RTLD_NOW);
         let _application = application.expect("it was built");
-        let directories = [others.path().to_owned()];
-        let found = search("libkvferry_loaded.so", &directories).open().expect("two of them");
+        let search = Search { beside: Some(others.path()), ..search("libkvferry_loaded.so", &[]) };
+        let found = search.open().expect("two of them");
         assert_eq!((found.name, found.major), (older.into(), Some(6)));
         // SAFETY: the source above says that it is an int.
         let loaded = unsafe { **found.library.get::<*const c_int>(b"loaded\0").expect("defined") };
