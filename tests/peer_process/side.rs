@@ -30,10 +30,12 @@ pub(crate) enum Kind {
     Host,
     Sim,
     Cuda,
+    Rocm,
     /// Host memory, with a simulated GPU beside.
     HostBesideSim,
     /// Host memory, with a GPU beside.
     HostBesideCuda,
+    HostBesideRocm,
 }
 
 /// A device, and what makes it misbehave if it is simulated.
@@ -55,16 +57,17 @@ impl Kind {
                 beside: None,
                 control: Some(control),
             }),
-            #[cfg(feature = "cuda")]
-            Self::Cuda => {
-                let device = kvferry::open_device(kvferry::DeviceName::Cuda(0), config)?;
-                Ok(Opened { device, beside: None, control: None })
-            }
-            #[cfg(not(feature = "cuda"))]
-            Self::Cuda => unreachable!("no test asks for it: {config:?}"),
+            Self::Cuda => Opened::named(kvferry::DeviceName::Cuda(0), config),
+            Self::Rocm => Opened::named(kvferry::DeviceName::Rocm(0), config),
             Self::HostBesideSim => Self::Sim.open(config)?.behind_host_memory(),
             Self::HostBesideCuda => Self::Cuda.open(config)?.behind_host_memory(),
+            Self::HostBesideRocm => Self::Rocm.open(config)?.behind_host_memory(),
         }
+    }
+
+    /// A GPU of a vendor's driver, which may have what only the driver knows of.
+    pub(crate) fn has_driver(self) -> bool {
+        matches!(self, Self::Cuda | Self::Rocm)
     }
 
     /// Host memory with a GPU of this kind beside.
@@ -72,12 +75,18 @@ impl Kind {
         match self {
             Self::Sim => Self::HostBesideSim,
             Self::Cuda => Self::HostBesideCuda,
+            Self::Rocm => Self::HostBesideRocm,
             _ => unreachable!("no GPU: {self:?}"),
         }
     }
 }
 
 impl Opened {
+    fn named(name: kvferry::DeviceName, config: &Config) -> kvferry::device::Result<Self> {
+        let device = kvferry::open_device(name, config)?;
+        Ok(Self { device, beside: None, control: None })
+    }
+
     fn behind_host_memory(self) -> kvferry::device::Result<Self> {
         Ok(Self { device: kvferry_device::host()?, beside: Some(self.device), ..self })
     }
@@ -307,6 +316,10 @@ impl Side {
             (_, Kind::Cuda) => {
                 Box::new(kvferry_device::cuda::application_stream(0).expect("a stream"))
             }
+            #[cfg(feature = "rocm")]
+            (_, Kind::Rocm) => {
+                Box::new(kvferry_device::rocm::application_stream(0).expect("a stream"))
+            }
             _ => unreachable!("host memory has no streams"),
         }
     }
@@ -411,6 +424,8 @@ impl Side {
             (Some(control), _) => Ok(Box::new(control.map_chunks(64 << 10, kinds))),
             #[cfg(feature = "cuda")]
             (_, Kind::Cuda) => Ok(Box::new(kvferry_device::cuda::testing::map_chunks(0, kinds))),
+            #[cfg(feature = "rocm")]
+            (_, Kind::Rocm) => Ok(Box::new(kvferry_device::rocm::testing::map_chunks(0, kinds))),
             _ => Err("host memory has no chunks".into()),
         }
     }

@@ -2,13 +2,14 @@
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
-use hip_sys::comgr::{ComgrLibrary, amd_comgr_status_t};
+use hip_sys::comgr::{ComgrLibrary, amd_comgr_metadata_node_t, amd_comgr_status_t};
 use hip_sys::hiprtc::{HiprtcLibrary, hiprtcProgram, hiprtcResult};
 use hip_sys::*;
 
 use crate::faults::Calls;
-use crate::simulated;
+use crate::settings::{Mode, mode};
 use crate::{call, errors};
+use crate::{forwarding, simulated};
 
 /// Exports functions, each answered by one of the same name.
 macro_rules! exports {
@@ -19,7 +20,12 @@ macro_rules! exports {
                 static CALLS: Calls = Calls::new();
                 $around(stringify!($name), &CALLS, || {
                     // SAFETY: the caller's contract, which is AMD's.
-                    unsafe { simulated::$name($($arg),*) }
+                    unsafe {
+                        match mode() {
+                            Mode::Simulated => simulated::$name($($arg),*),
+                            Mode::Forwarding => forwarding::$name($($arg),*),
+                        }
+                    }
                 })
             }
         )*
@@ -178,6 +184,9 @@ pub(crate) mod hip {
             shared_handle: *mut c_void, handle: hipMemGenericAllocationHandle_t,
             handle_type: hipMemAllocationHandleType, flags: c_ulonglong
         );
+        fn hipMemGetAccess(
+            rights: *mut c_ulonglong, location: *const hipMemLocation, addr: *mut c_void
+        );
         fn hipMemGetAllocationGranularity(
             granularity: *mut usize, properties: *const hipMemAllocationProp,
             option: hipMemAllocationGranularity_flags
@@ -256,14 +265,9 @@ pub(crate) mod comgr {
     exports! { ComgrLibrary, amd_comgr_status_t, call::plain;
         fn amd_comgr_get_isa_count(count: *mut usize);
         fn amd_comgr_get_isa_name(index: usize, isa_name: *mut *const c_char);
-    }
-
-    #[unsafe(no_mangle)]
-    unsafe extern "C" fn amd_comgr_get_version(major: *mut usize, minor: *mut usize) {
-        // SAFETY: the caller's contract: both are writable.
-        unsafe {
-            major.write(3);
-            minor.write(0);
-        }
+        fn amd_comgr_get_isa_metadata(
+            isa_name: *const c_char, metadata: *mut amd_comgr_metadata_node_t
+        );
+        fn amd_comgr_destroy_metadata(metadata: amd_comgr_metadata_node_t);
     }
 }

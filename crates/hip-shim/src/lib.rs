@@ -19,6 +19,7 @@ mod call;
 mod errors;
 mod exports;
 mod faults;
+mod forwarding;
 mod install;
 mod settings;
 mod simulated;

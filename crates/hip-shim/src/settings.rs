@@ -10,6 +10,9 @@ use hip_sys::{hipError_t, hipErrorInvalidDevice, hipErrorNoDevice};
 /// Version of the runtime.
 const DEFAULT_VERSION: c_int = crate::VERSION as c_int;
 
+/// From 7.13 on `hipMemRetainAllocationHandle` takes a reference, as CUDA's does.
+const FORWARDING_VERSION: c_int = 71_300_000;
+
 /// How calls are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -68,7 +71,10 @@ pub(crate) fn settings() -> &'static Settings {
                 "KVFERRY_HIP_SHIM_ARCHITECTURE",
                 "gfx942:sramecc+:xnack-".to_owned(),
             ),
-            version: variable("KVFERRY_HIP_SHIM_VERSION", DEFAULT_VERSION),
+            version: match mode {
+                Mode::Simulated => variable("KVFERRY_HIP_SHIM_VERSION", DEFAULT_VERSION),
+                Mode::Forwarding => FORWARDING_VERSION,
+            },
             memory_bytes: variable("KVFERRY_HIP_SHIM_MEMORY", 64 << 30),
             peers: variable("KVFERRY_HIP_SHIM_PEERS", 1) != 0,
         }

@@ -28,7 +28,7 @@ fn the_child_of_other_tests() {
         std::fs::File::options().read(true).write(true).open(descriptor).expect("a file").into()
     };
     let addr = match kind {
-        "handle" => opened_twice(&hip, bytes.try_into().expect("64 bytes")),
+        "handle" => opened_often(&hip, bytes.try_into().expect("64 bytes")),
         "chunk" => mapped(&hip, &file()),
         "pool" => imported(&hip, &file(), bytes.try_into().expect("64 bytes")),
         other => panic!("{other}"),
@@ -38,8 +38,8 @@ fn the_child_of_other_tests() {
     unsafe { first.write(first.read() + 1) };
 }
 
-/// The same address both times, and each is closed.
-fn opened_twice(hip: &Hip, bytes: [u8; 64]) -> *mut c_void {
+/// The same address each time, and as often closed; by several threads, too.
+fn opened_often(hip: &Hip, bytes: [u8; 64]) -> *mut c_void {
     let handle = hipIpcMemHandle_t { reserved: bytes.map(|byte| byte as i8) };
     let open = || {
         let mut addr = null_mut();
@@ -56,6 +56,17 @@ fn opened_twice(hip: &Hip, bytes: [u8; 64]) -> *mut c_void {
         assert_eq!(hip.library.hipIpcCloseMemHandle(second), 0);
         assert_eq!(hip.library.hipIpcCloseMemHandle(second), hipErrorInvalidValue);
     }
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..100 {
+                    let addr = open();
+                    // SAFETY: opened just now.
+                    assert_eq!(unsafe { hip.library.hipIpcCloseMemHandle(addr) }, 0);
+                }
+            });
+        }
+    });
     open()
 }
 
@@ -164,13 +175,15 @@ fn chunks_are_mapped_where_they_are_reserved_and_shared_by_descriptors() {
         assert_eq!(hip.hipMemGetAddressRange(&mut base, &mut len, inside), 0);
         assert_eq!((base, len), (addr, LEN));
         assert_eq!(hip.hipMemRetainAllocationHandle(&mut again, inside), 0);
-        assert_eq!(again, handle);
-        assert_eq!(hip.hipMemRelease(again), 0);
+        assert_eq!(again, handle, "and 7.2 takes no reference");
+        let mut rights = 0;
+        assert_eq!(hip.hipMemGetAccess(&mut rights, &location, inside), 0);
         let kind = hipMemHandleTypePosixFileDescriptor;
         let shared: *mut i32 = &mut fd;
         assert_eq!(hip.hipMemExportToShareableHandle(shared.cast(), handle, kind, 0), 0);
         assert_eq!(hip.hipMemRelease(handle), 0);
-        assert_eq!(hip.hipMemRelease(handle), hipErrorInvalidValue, "once too often");
+        assert_eq!(hip.hipMemRetainAllocationHandle(&mut again, inside), 0);
+        assert_eq!(hip.hipMemGetAllocationPropertiesFromHandle(&mut properties, again), 0);
     }
     assert_eq!(after_child(&hip, addr, "chunk", fd, &[]), 1);
     // SAFETY: mapped above, and nothing uses it any more.
@@ -179,7 +192,13 @@ fn chunks_are_mapped_where_they_are_reserved_and_shared_by_descriptors() {
         assert_eq!(hip.hipMemAddressFree(addr, 2 * LEN), hipErrorInvalidValue, "still mapped");
         assert_eq!(hip.hipMemUnmap(addr, LEN), 0);
         assert_eq!(hip.hipMemAddressFree(addr, 2 * LEN), 0);
+        assert_eq!(hip.hipMemRelease(handle), hipErrorInvalidValue, "all of it is gone");
     }
+    let memory = hip.allocate(LEN);
+    let mut rights = 0;
+    // SAFETY: the library refuses it.
+    let refused = unsafe { hip.library.hipMemGetAccess(&mut rights, &location, memory) };
+    assert_eq!(refused, hipErrorInvalidValue, "no chunk");
 }
 
 #[test]

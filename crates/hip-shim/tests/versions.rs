@@ -58,6 +58,25 @@ fn each_version_has_its_files_and_functions() {
     );
 }
 
+/// What the bindings look for, by their own text.
+fn functions(bindings: &str) -> impl Iterator<Item = &str> {
+    bindings.split(".get(b\"").skip(1).filter_map(|rest| rest.split("\\0").next())
+}
+
+#[test]
+fn every_function_of_the_bindings_is_there() {
+    let folder = installed(hip_shim::VERSION, &[]);
+    for (file, bindings) in [
+        ("libamdhip64.so.7", include_str!("../../hip-sys/src/generated/hip.rs")),
+        ("libhiprtc.so.7", include_str!("../../hip-sys/src/generated/hiprtc.rs")),
+        ("libamd_comgr.so.3", include_str!("../../hip-sys/src/generated/comgr.rs")),
+    ] {
+        let path = folder.path().join(file);
+        let missing: Vec<_> = functions(bindings).filter(|name| !has(&path, name)).collect();
+        assert!(functions(bindings).count() > 2 && missing.is_empty(), "{file}: {missing:?}");
+    }
+}
+
 #[test]
 fn a_library_is_found_by_its_soname_once_it_is_loaded() {
     use libloading::os::unix::{Library, RTLD_NOW};

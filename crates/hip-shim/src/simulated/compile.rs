@@ -44,6 +44,9 @@ const ARCHITECTURES: [(c_int, &[&CStr]); 3] = [
     (70_000_000, &[c"amdgcn-amd-amdhsa--gfx1250"]),
 ];
 
+/// What stands before an architecture's name.
+const TARGET: &str = "amdgcn-amd-amdhsa--";
+
 fn architectures() -> impl Iterator<Item = &'static CStr> {
     let version = settings().version;
     ARCHITECTURES
@@ -54,7 +57,7 @@ fn architectures() -> impl Iterator<Item = &'static CStr> {
 
 fn is_known(architecture: &str) -> bool {
     let name = architecture.split(':').next().unwrap_or_default();
-    architectures().any(|known| known.to_bytes().ends_with(format!("--{name}").as_bytes()))
+    architectures().any(|known| known.to_bytes() == format!("{TARGET}{name}").as_bytes())
 }
 
 pub(crate) unsafe fn amd_comgr_get_isa_count(place: *mut usize) -> Result {
@@ -66,6 +69,27 @@ pub(crate) unsafe fn amd_comgr_get_isa_name(index: usize, place: *mut *const c_c
     let name = architectures().nth(index).ok_or(AMD_COMGR_STATUS_ERROR_INVALID_ARGUMENT)?;
     // SAFETY: the caller's contract.
     unsafe { put_or(place, name.as_ptr(), AMD_COMGR_STATUS_ERROR_INVALID_ARGUMENT) }
+}
+
+/// Succeeds where a compile would: for a name that is known, whatever its features.
+pub(crate) unsafe fn amd_comgr_get_isa_metadata(
+    name: *const c_char,
+    place: *mut amd_comgr_metadata_node_t,
+) -> Result {
+    // SAFETY: the caller's contract.
+    let name = unsafe { text(name) }.ok_or(AMD_COMGR_STATUS_ERROR_INVALID_ARGUMENT)?;
+    let architecture = name.strip_prefix(TARGET).filter(|architecture| is_known(architecture));
+    architecture.ok_or(AMD_COMGR_STATUS_ERROR_INVALID_ARGUMENT)?;
+    let node = amd_comgr_metadata_node_s { handle: 1 };
+    // SAFETY: the caller's contract.
+    unsafe { put_or(place, node, AMD_COMGR_STATUS_ERROR_INVALID_ARGUMENT) }
+}
+
+pub(crate) unsafe fn amd_comgr_destroy_metadata(metadata: amd_comgr_metadata_node_t) -> Result {
+    match metadata.handle {
+        1 => Ok(()),
+        _ => Err(AMD_COMGR_STATUS_ERROR_INVALID_ARGUMENT),
+    }
 }
 
 /// # Safety

@@ -1,11 +1,9 @@
 //! `hipMalloc` memory of another process. A handle says where to find the file behind an
 //! allocation: a descriptor of the process that exported it.
 
-use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use hip_sys::*;
 use rustix::fs::{Mode, OFlags, fstat, open};
@@ -72,17 +70,6 @@ impl Place {
     }
 }
 
-/// Where memory of other processes is mapped, by inode: a second mapping is the first one's.
-fn opened() -> MutexGuard<'static, HashMap<u64, u64>> {
-    static OPENED: LazyLock<Mutex<HashMap<u64, u64>>> = LazyLock::new(Mutex::default);
-    OPENED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The mapping has ended.
-pub(super) fn forget(range: &Range) {
-    opened().retain(|_, base| *base != range.base);
-}
-
 pub(crate) unsafe fn hipIpcGetMemHandle(
     place: *mut hipIpcMemHandle_t,
     addr: *mut c_void,
@@ -118,28 +105,31 @@ pub(crate) unsafe fn hipIpcOpenMemHandle(
     if handle.process == std::process::id() {
         return Err(hipErrorInvalidContext);
     }
-    let kind = Kind::Opened { users: 1 };
-    let base = open_place(&handle, device, kind).ok_or(hipErrorInvalidDevicePointer)?;
+    let base = open_shared(&handle, device).ok_or(hipErrorInvalidDevicePointer)?;
     // SAFETY: the caller's contract.
     unsafe { put(place, pointer(base + handle.offset)) }
 }
 
-/// Maps the memory of a place, unless it is mapped already.
-pub(super) fn open_place(place: &Place, device: c_int, kind: Kind) -> Option<u64> {
+/// Maps the memory of a place, unless it is opened already.
+fn open_shared(place: &Place, device: c_int) -> Option<u64> {
     let file = place.open()?;
-    let mut opened = opened();
     let mut memory = memory();
-    if let Some(&base) = opened.get(&place.inode)
-        && let Some(Range { kind: Kind::Opened { users }, .. }) = memory.at(base)
+    if let Some(base) = memory.opened(place.inode)
+        && let Some(Range { kind: Kind::Opened { users, .. }, .. }) = memory.at(base)
     {
         *users += 1;
         return Some(base);
     }
     let base = map(&file, place.len).ok()?;
-    if matches!(kind, Kind::Opened { .. }) {
-        opened.insert(place.inode, base);
-    }
+    let kind = Kind::Opened { inode: place.inode, users: 1 };
     memory.insert(base, place.len, device, kind, None);
+    Some(base)
+}
+
+/// Maps the memory of a place in a pool.
+pub(super) fn open_pooled(place: &Place, device: c_int, pool: usize) -> Option<u64> {
+    let base = map(&place.open()?, place.len).ok()?;
+    memory().insert(base, place.len, device, Kind::Imported(pool), None);
     Some(base)
 }
 
@@ -157,7 +147,7 @@ pub(crate) unsafe fn hipIpcCloseMemHandle(addr: *mut c_void) -> Result {
     };
     wait_for_device(device)?;
     let last = match memory().at(base) {
-        Some(Range { kind: Kind::Opened { users }, .. }) => {
+        Some(Range { kind: Kind::Opened { users, .. }, .. }) => {
             *users -= 1;
             *users == 0
         }

@@ -11,10 +11,10 @@ use hip_sys::*;
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
+use super::capture;
 use super::device::{check_device, current_device};
 use super::stream::wait_for_device;
 use super::virtual_memory::Physical;
-use super::{capture, ipc};
 use crate::call::{Result, put};
 use crate::settings::settings;
 
@@ -28,7 +28,7 @@ pub(super) enum Kind {
     /// `hipHostRegister`: the memory is the application's.
     Registered,
     /// `hipIpcOpenMemHandle`: memory of another process, opened so many times.
-    Opened { users: usize },
+    Opened { inode: u64, users: usize },
     /// `hipMemMap`.
     Chunk(Arc<Physical>),
     /// `hipMallocFromPoolAsync`, from the pool of that handle.
@@ -93,6 +93,21 @@ impl Memory {
 
     pub(super) fn known(&self, addr: *const c_void) -> Result<&Range> {
         self.find(addr.addr() as u64).ok_or(hipErrorInvalidValue)
+    }
+
+    pub(super) fn chunks(&self) -> impl Iterator<Item = &Arc<Physical>> {
+        self.ranges.values().filter_map(|range| match &range.kind {
+            Kind::Chunk(physical) => Some(physical),
+            _ => None,
+        })
+    }
+
+    /// Where the memory with that inode, of another process, is mapped.
+    pub(super) fn opened(&self, inode: u64) -> Option<u64> {
+        let wanted = inode;
+        let opened =
+            |range: &&Range| matches!(range.kind, Kind::Opened { inode, .. } if inode == wanted);
+        self.ranges.values().find(opened).map(|range| range.base)
     }
 
     /// The range that begins at an address.
@@ -227,8 +242,7 @@ pub(super) fn release(base: u64) {
     let Some(range) = memory.remove(base) else { return };
     unmap(range.base, range.len);
     match range.kind {
-        Kind::Imported(_) => {}
-        Kind::Opened { .. } => ipc::forget(&range),
+        Kind::Imported(_) | Kind::Opened { .. } => {}
         _ => memory.give_back(range.device, range.len),
     }
 }

@@ -11,7 +11,7 @@ use hip_sys::*;
 use rustix::io::{pread, pwrite};
 
 use super::device::{check_device, current_device};
-use super::ipc::{Place, open_place};
+use super::ipc::{Place, open_pooled};
 use super::memory::{Kind, allocate, memory, new_file, pointer, release};
 use super::stream::{Work, submit};
 use super::virtual_memory::{duplicate, is_of_memory};
@@ -200,11 +200,10 @@ pub(crate) unsafe fn hipMemPoolExportPointer(
     data: *mut hipMemPoolPtrExportData,
     addr: *mut c_void,
 ) -> Result {
-    let memory = memory();
-    let range = memory.known(addr).map_err(|_| hipErrorOutOfMemory)?;
+    let range = memory().known(addr).cloned().map_err(|_| hipErrorOutOfMemory)?;
     let Kind::Pool(pool) = range.kind else { return Err(hipErrorOutOfMemory) };
     let name = pools().get(&pool).map(|pool| pool.name).ok_or(hipErrorOutOfMemory)?;
-    let mut place = Place::of(range, addr.addr() as u64).ok_or(hipErrorOutOfMemory)?;
+    let mut place = Place::of(&range, addr.addr() as u64).ok_or(hipErrorOutOfMemory)?;
     place.pool = name;
     // SAFETY: the caller's contract; both are 64 bytes.
     unsafe { put(data, std::mem::transmute::<Place, hipMemPoolPtrExportData>(place)) }
@@ -227,8 +226,7 @@ pub(crate) unsafe fn hipMemPoolImportPointer(
     if data.pool != name {
         return Err(hipErrorOutOfMemory);
     }
-    let kind = Kind::Imported(pool.addr());
-    let base = open_place(&data, device, kind).ok_or(hipErrorOutOfMemory)?;
+    let base = open_pooled(&data, device, pool.addr()).ok_or(hipErrorOutOfMemory)?;
     // SAFETY: the caller's contract.
     unsafe { put(place, pointer(base + data.offset())) }
 }

@@ -49,8 +49,10 @@ fn table() -> MutexGuard<'static, Table> {
 }
 
 impl Table {
-    fn physical(&self, handle: hipMemGenericAllocationHandle_t) -> Result<&Arc<Physical>> {
-        self.physical.get(&handle.addr()).map(|(found, _)| found).ok_or(hipErrorInvalidValue)
+    /// What a handle is of that was not released, or whose memory is mapped.
+    fn physical(&self, handle: hipMemGenericAllocationHandle_t) -> Result<Arc<Physical>> {
+        let found = self.physical.get(&handle.addr()).map(|(found, _)| Arc::clone(found));
+        found.or_else(|| mapped(handle)).ok_or(hipErrorInvalidValue)
     }
 
     /// A handle, for the caller to release once.
@@ -66,6 +68,16 @@ impl Table {
         let before = self.reserved.range(..=base).next_back();
         before.is_some_and(|(first, bytes)| base - first <= *bytes && len <= bytes - (base - first))
     }
+}
+
+fn mapped(handle: hipMemGenericAllocationHandle_t) -> Option<Arc<Physical>> {
+    memory().chunks().find(|physical| Arc::as_ptr(physical).addr() == handle.addr()).cloned()
+}
+
+/// Ends the process where AMD's library would be left broken.
+fn abort(reason: &str) -> ! {
+    eprintln!("hip-shim: {reason}");
+    std::process::abort();
 }
 
 /// Maps nothing there: a touch is a fault, and the addresses stay taken.
@@ -139,6 +151,9 @@ pub(crate) unsafe fn hipMemCreate(
 pub(crate) unsafe fn hipMemRelease(handle: hipMemGenericAllocationHandle_t) -> Result {
     let mut table = table();
     let Some((_, users)) = table.physical.get_mut(&handle.addr()) else {
+        if mapped(handle).is_some() {
+            abort("hipMemRelease of a handle without a reference: the memory is still mapped");
+        }
         return Err(hipErrorInvalidValue);
     };
     *users -= 1;
@@ -148,15 +163,22 @@ pub(crate) unsafe fn hipMemRelease(handle: hipMemGenericAllocationHandle_t) -> R
     Ok(())
 }
 
+/// Before 7.13 the handle comes without a reference, and memory that is no chunk breaks AMD's
+/// library.
 pub(crate) unsafe fn hipMemRetainAllocationHandle(
     place: *mut hipMemGenericAllocationHandle_t,
     addr: *mut c_void,
 ) -> Result {
+    let retains = settings().version >= 71_300_000;
     let physical = match &memory().known(addr)?.kind {
         Kind::Chunk(physical) => Arc::clone(physical),
-        _ => return Err(hipErrorInvalidValue),
+        _ if retains => return Err(hipErrorInvalidValue),
+        _ => abort("hipMemRetainAllocationHandle of memory that hipMemMap did not map"),
     };
-    let handle = table().retain(&physical);
+    let handle = match retains {
+        true => table().retain(&physical),
+        false => std::ptr::without_provenance_mut(Arc::as_ptr(&physical).addr()),
+    };
     // SAFETY: the caller's contract.
     unsafe { put(place, handle) }
 }
@@ -188,8 +210,7 @@ pub(crate) unsafe fn hipMemExportToShareableHandle(
     handle_type: hipMemAllocationHandleType,
     flags: c_ulonglong,
 ) -> Result {
-    let table = table();
-    let physical = table.physical(handle)?;
+    let physical = table().physical(handle)?;
     if flags != 0
         || handle_type == hipMemHandleTypeNone
         || handle_type != physical.properties.handle_type
@@ -305,7 +326,7 @@ pub(crate) unsafe fn hipMemMap(
     // SAFETY: inside a reservation of ours, where nothing is mapped, as was just seen.
     unsafe { mmap(addr, bytes, nothing, shared, physical.file.as_fd(), 0) }
         .map_err(|_| hipErrorOutOfMemory)?;
-    memory.insert(base, len, physical.properties.device, Kind::Chunk(Arc::clone(physical)), None);
+    memory.insert(base, len, physical.properties.device, Kind::Chunk(physical), None);
     Ok(())
 }
 
@@ -337,6 +358,26 @@ pub(crate) unsafe fn hipMemSetAccess(
     }
     // SAFETY: chunks of ours, as was just seen.
     unsafe { mprotect(addr, bytes, allowed) }.map_err(|_| hipErrorInvalidValue)
+}
+
+/// Only of chunks: other memory has no rights of its own.
+pub(crate) unsafe fn hipMemGetAccess(
+    rights: *mut c_ulonglong,
+    location: *const hipMemLocation,
+    addr: *mut c_void,
+) -> Result {
+    if location.is_null() {
+        return Err(hipErrorInvalidValue);
+    }
+    // SAFETY: the caller's contract: it is not null, so it points to one.
+    let location = unsafe { location.read() };
+    check_device(location.id).map_err(|_| hipErrorInvalidValue)?;
+    let memory = memory();
+    if !matches!(memory.known(addr)?.kind, Kind::Chunk(_)) {
+        return Err(hipErrorInvalidValue);
+    }
+    // SAFETY: the caller's contract.
+    unsafe { put(rights, hipMemAccessFlagsProtReadWrite.into()) }
 }
 
 pub(crate) unsafe fn hipMemUnmap(addr: *mut c_void, bytes: usize) -> Result {

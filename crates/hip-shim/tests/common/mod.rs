@@ -170,10 +170,15 @@ pub(crate) fn installed(version: u32, absent: &[&str]) -> TempDir {
 
 const ALONE: &str = "KVFERRY_HIP_SHIM_TEST";
 
+/// Whether this is the process that [`alone`] made for that test.
+pub(crate) fn is_alone(test: &str) -> bool {
+    std::env::var(ALONE).is_ok_and(|name| name == test)
+}
+
 /// Runs `body` in a process of its own, with those variables. `test` is the caller's name.
 #[track_caller]
 pub(crate) fn alone(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
-    if std::env::var(ALONE).is_ok_and(|name| name == test) {
+    if is_alone(test) {
         return body();
     }
     let output = Command::new(std::env::current_exe().expect("this program"))
