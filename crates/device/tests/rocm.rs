@@ -211,7 +211,6 @@ fn a_device_whose_kernel_cannot_be_had_copies_by_dma_and_says_why() {
             &fail("hipModuleLoadData:1=209", "does not load"),
             &fail("hipModuleGetFunction:3=500", "does not load"),
             &unknown("gfx9999", "does not know \"gfx9999\""),
-            &unknown("gfx942:sramecc+:xyzzy-", "does not know \"gfx942:sramecc+:xyzzy-\""),
         ],
         |application| {
             let device = application.clean("open", || device(0));
@@ -232,7 +231,7 @@ fn waves_of_64_and_of_32_copy_alike() {
         "waves_of_64_and_of_32_copy_alike",
         &[
             &architecture("gfx90a:sramecc+:xnack-"),
-            &architecture("gfx950"),
+            &architecture("gfx942"),
             &architecture("gfx1100"),
         ],
         |_| {
@@ -404,6 +403,35 @@ fn a_handle_is_made_once_for_a_unit_and_other_memory_has_another_number() {
             assert!(matches!(prepared, Some(Export::Handle { len: LEN, .. })), "{prepared:?}");
         },
     );
+}
+
+#[test]
+fn chunks_are_refused_with_the_remedy_where_hip_lacks_the_functions_for_them() {
+    const NAME: &str = "chunks_are_refused_with_the_remedy_where_hip_lacks_the_functions_for_them";
+    let without = ["hipMemRetainAllocationHandle", "hipMemGetAccess"].map(|function| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut install = Command::new("hip-shim-install");
+        let installed =
+            install.arg(folder.path()).env("KVFERRY_HIP_SHIM_ABSENT", function).status();
+        installed.is_ok_and(|status| status.success()).then_some(folder)
+    });
+    let [Some(retain), Some(access)] = &without else {
+        return skip("hip-shim", &"hip-shim-install is not on the path");
+    };
+    let path = |folder: &tempfile::TempDir| folder.path().to_str().expect("text").to_owned();
+    let (retain, access) = (path(retain), path(access));
+    let folders = [&retain, &access].map(|path| [("LD_LIBRARY_PATH", path.as_str())]);
+    alone(NAME, &[&folders[0], &folders[1]], |_| {
+        let device = device(0);
+        let memory = map_chunks(0, &[Shareable; 2]);
+        let unit = device.export_unit(memory.addr(), memory.chunk_len()).expect("found");
+        for refused in [device.prepare_export(&unit).map(drop), device.export(&unit).map(drop)] {
+            let error = refused.expect_err("there is no way");
+            assert!(matches!(error, Error::NotExportable { .. }), "{error}");
+            assert!(error.to_string().contains("expandable_segments:False"), "{error}");
+        }
+        transfers(&device);
+    });
 }
 
 #[test]
