@@ -20,4 +20,6 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 "$built/hip-shim-install" "$folder"
 export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+# What their compiler makes is no code for a GPU: it does not belong into the user's cache.
+export XDG_CACHE_HOME=$folder/cache
 PATH=$built:$PATH "$@"
