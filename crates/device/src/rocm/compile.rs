@@ -298,11 +298,10 @@ mod tests {
         let none = compiler.compile("nonsense", c"bad.cu", "gfx90a").expect_err("no program");
         assert!(none.reason.contains("HIPRTC_ERROR_COMPILATION (6)"), "{}", none.reason);
         assert!(!none.reason.contains("TMPDIR"), "{}", none.reason);
-        assert!(
-            none.log.contains("bad.cu:1:1: error: unknown type name 'nonsense'"),
-            "{}",
-            none.log
-        );
+        // clang's words or, on a stand-in, those of whatever C++ compiler there is.
+        for word in ["bad.cu:1:1: error: ", "nonsense"] {
+            assert!(none.log.contains(word), "{}", none.log);
+        }
     }
 
     #[test]
