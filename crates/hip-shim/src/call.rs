@@ -20,7 +20,7 @@ pub(crate) fn hip(
     calls: &Calls,
     work: impl FnOnce() -> Result,
 ) -> hipError_t {
-    let result = match faults::injected(function, calls, needs_device(function)) {
+    let result = match faults::injected(function, calls, needs_device) {
         Some(code) => Err(code),
         None => work(),
     };
@@ -38,7 +38,7 @@ pub(crate) fn plain(
     calls: &Calls,
     work: impl FnOnce() -> Result,
 ) -> hipError_t {
-    let injected = faults::injected(function, calls, false);
+    let injected = faults::injected(function, calls, |_| false);
     injected.map_or_else(work, Err).err().unwrap_or(0)
 }
 

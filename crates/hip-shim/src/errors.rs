@@ -7,20 +7,21 @@ use hip_sys::*;
 
 /// The names of codes, from the constants that bear them.
 macro_rules! names {
-    ($function:ident, $code:ty, $unknown:literal; $($name:ident),* $(,)?) => {
-        pub(crate) fn $function(code: $code) -> &'static CStr {
+    ($function:ident, $code:ty; $($name:ident),* $(,)?) => {
+        /// `None` of a code that has no name.
+        pub(crate) fn $function(code: $code) -> Option<&'static CStr> {
             match code {
                 $($name => {
                     const TEXT: &str = concat!(stringify!($name), "\0");
-                    CStr::from_bytes_with_nul(TEXT.as_bytes()).unwrap_or_default()
+                    CStr::from_bytes_with_nul(TEXT.as_bytes()).ok()
                 })*
-                _ => $unknown,
+                _ => None,
             }
         }
     };
 }
 
-names! { hip_name, hipError_t, c"hipErrorUnknown";
+names! { hip_name, hipError_t;
     hipSuccess,
     hipErrorInvalidValue,
     hipErrorOutOfMemory,
@@ -98,7 +99,7 @@ names! { hip_name, hipError_t, c"hipErrorUnknown";
     hipErrorRuntimeOther,
 }
 
-names! { hiprtc_name, hiprtcResult, c"HIPRTC_ERROR_UNKNOWN";
+names! { hiprtc_name, hiprtcResult;
     HIPRTC_SUCCESS,
     HIPRTC_ERROR_OUT_OF_MEMORY,
     HIPRTC_ERROR_PROGRAM_CREATION_FAILURE,

@@ -225,12 +225,12 @@ pub(crate) mod hip {
 
     #[unsafe(no_mangle)]
     extern "C" fn hipGetErrorName(code: hipError_t) -> *const c_char {
-        errors::hip_name(code).as_ptr()
+        errors::hip_name(code).unwrap_or(c"hipErrorUnknown").as_ptr()
     }
 
     #[unsafe(no_mangle)]
     extern "C" fn hipGetErrorString(code: hipError_t) -> *const c_char {
-        errors::hip_name(code).as_ptr()
+        errors::hip_name(code).unwrap_or(c"hipErrorUnknown").as_ptr()
     }
 }
 
@@ -255,7 +255,7 @@ pub(crate) mod hiprtc {
 
     #[unsafe(no_mangle)]
     extern "C" fn hiprtcGetErrorString(code: hiprtcResult) -> *const c_char {
-        errors::hiprtc_name(code).as_ptr()
+        errors::hiprtc_name(code).unwrap_or(c"HIPRTC_ERROR_UNKNOWN").as_ptr()
     }
 }
 

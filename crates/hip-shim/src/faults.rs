@@ -39,7 +39,12 @@ impl Calls {
 }
 
 /// What this call of `function` fails with, if it is to fail.
-pub(crate) fn injected(function: &str, calls: &Calls, needs_device: bool) -> Option<hipError_t> {
+#[inline]
+pub(crate) fn injected(
+    function: &str,
+    calls: &Calls,
+    needs_device: fn(&str) -> bool,
+) -> Option<hipError_t> {
     static FROM_ENVIRONMENT: Once = Once::new();
     FROM_ENVIRONMENT.call_once(|| {
         if let Ok(text) = std::env::var("KVFERRY_HIP_SHIM_FAIL") {
@@ -51,6 +56,11 @@ pub(crate) fn injected(function: &str, calls: &Calls, needs_device: bool) -> Opt
     if !ANY.load(Ordering::Relaxed) {
         return None;
     }
+    fault(function, call, needs_device)
+}
+
+#[cold]
+fn fault(function: &str, call: u64, needs_device: fn(&str) -> bool) -> Option<hipError_t> {
     let faults = FAULTS.lock().unwrap_or_else(PoisonError::into_inner);
     let hit = faults.iter().find(|fault| {
         fault.function == function && (fault.from == call || fault.onwards && call > fault.from)
@@ -61,7 +71,7 @@ pub(crate) fn injected(function: &str, calls: &Calls, needs_device: bool) -> Opt
         }
         return Some(fault.code);
     }
-    lost().filter(|_| needs_device)
+    lost().filter(|_| needs_device(function))
 }
 
 /// What a device that is lost answers.

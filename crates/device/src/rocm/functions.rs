@@ -106,6 +106,7 @@ functions! {
         hipInit(flags: c_uint);
         hipRuntimeGetVersion(version: *mut c_int);
         hipGetLastError();
+        hipPeekAtLastError();
         hipGetDeviceCount(count: *mut c_int);
         hipDeviceGet(device: *mut sys::hipDevice_t, ordinal: c_int);
         hipDeviceGetName(name: *mut c_char, len: c_int, device: sys::hipDevice_t);
@@ -127,6 +128,7 @@ functions! {
         hipHostUnregister(host: *mut c_void);
         hipHostGetDevicePointer(addr: *mut *mut c_void, host: *mut c_void, flags: c_uint);
         hipPointerGetAttributes(attributes: *mut sys::hipPointerAttribute_t, addr: *const c_void);
+        hipPointerGetAttribute(value: *mut c_void, attribute: sys::hipPointer_attribute, addr: sys::hipDeviceptr_t);
         hipMemGetAddressRange(base: *mut sys::hipDeviceptr_t, bytes: *mut usize, addr: sys::hipDeviceptr_t);
         hipIpcGetMemHandle(handle: *mut sys::hipIpcMemHandle_t, addr: *mut c_void);
         hipIpcOpenMemHandle(addr: *mut *mut c_void, handle: sys::hipIpcMemHandle_t, flags: c_uint);
@@ -135,6 +137,7 @@ functions! {
         hipStreamDestroy(stream: sys::hipStream_t);
         hipStreamSynchronize(stream: sys::hipStream_t);
         hipStreamWaitEvent(stream: sys::hipStream_t, event: sys::hipEvent_t, flags: c_uint);
+        hipStreamWriteValue32(stream: sys::hipStream_t, addr: *mut c_void, value: u32, flags: c_uint);
         hipStreamIsCapturing(stream: sys::hipStream_t, status: *mut sys::hipStreamCaptureStatus);
         hipEventCreateWithFlags(event: *mut sys::hipEvent_t, flags: c_uint);
         hipEventDestroy(event: sys::hipEvent_t);
@@ -170,11 +173,8 @@ functions! {
         );
     }
     optional {
-        hipPeekAtLastError();
         hipGetDevicePropertiesR0600(properties: *mut sys::hipDeviceProp_tR0600, ordinal: c_int);
         hipGetDeviceProperties(properties: *mut c_void, ordinal: c_int);
-        hipPointerGetAttribute(value: *mut c_void, attribute: sys::hipPointer_attribute, addr: sys::hipDeviceptr_t);
-        hipStreamWriteValue32(stream: sys::hipStream_t, addr: *mut c_void, value: u32, flags: c_uint);
         hipStreamWaitValue32(stream: sys::hipStream_t, addr: *mut c_void, value: u32, flags: c_uint, mask: u32);
         hipStreamBeginCapture(stream: sys::hipStream_t, mode: sys::hipStreamCaptureMode);
         hipStreamEndCapture(stream: sys::hipStream_t, graph: *mut sys::hipGraph_t);

@@ -26,8 +26,10 @@ use crate::page_lock::LockedFile;
 
 const _: () = assert!(size_of::<sys::hipIpcMemHandle_t>() == HANDLE_BYTES);
 
-const NO_HANDLE: &str = "HIP gives no handle for it: it is managed, of a stream-ordered pool whose memory \
-     has none, or mapped from another process; allocate with hipMalloc";
+const NO_HANDLE: &str = "HIP gives no handle for it: it is managed, mapped from another process, of a \
+     stream-ordered pool, or of the virtual memory API (PyTorch's expandable segments) where HIP lacks \
+     the functions to share that; allocate with hipMalloc, in PyTorch with \
+     PYTORCH_HIP_ALLOC_CONF=expandable_segments:False";
 
 /// What a mapping of another process's memory is, and how it ends.
 #[derive(Debug)]

@@ -26,7 +26,9 @@ pub(super) fn hip_code(cuda: c_uint) -> hipError_t {
         800 => hipErrorNotSupported,
         // These numbers are of other things in HIP.
         911 | 912 => hipErrorUnknown,
-        code if code == hipErrorUnknown || hip_name(code) != hip_name(hipErrorUnknown) => code,
+        // Asked for all the time.
+        600 => hipErrorNotReady,
+        code if hip_name(code).is_some() => code,
         _ => hipErrorUnknown,
     }
 }

@@ -1,7 +1,7 @@
 //! hipRTC, and the list of architectures, by the host's C++ compiler: the code object is a shared
 //! library that runs the kernels as loops.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, c_char, c_int};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -45,7 +45,7 @@ const ARCHITECTURES: [(c_int, &[&CStr]); 3] = [
 ];
 
 /// What stands before an architecture's name.
-const TARGET: &str = "amdgcn-amd-amdhsa--";
+pub(super) const TARGET: &str = "amdgcn-amd-amdhsa--";
 
 fn architectures() -> impl Iterator<Item = &'static CStr> {
     let version = settings().version;
@@ -55,9 +55,17 @@ fn architectures() -> impl Iterator<Item = &'static CStr> {
         .flat_map(|(_, names)| names.iter().copied())
 }
 
+/// A name from the list, and features that such GPUs have, each once and with its sign.
 fn is_known(architecture: &str) -> bool {
-    let name = architecture.split(':').next().unwrap_or_default();
-    architectures().any(|known| known.to_bytes() == format!("{TARGET}{name}").as_bytes())
+    let mut parts = architecture.split(':');
+    let name = parts.next().unwrap_or_default();
+    let mut seen = HashSet::new();
+    let features_are_known = parts.all(|part| {
+        let feature = part.strip_suffix(['+', '-']).filter(|_| name.starts_with("gfx9"));
+        feature.is_some_and(|it| ["sramecc", "xnack"].contains(&it) && seen.insert(it))
+    });
+    let target = format!("{TARGET}{name}");
+    features_are_known && architectures().any(|known| known.to_bytes() == target.as_bytes())
 }
 
 pub(crate) unsafe fn amd_comgr_get_isa_count(place: *mut usize) -> Result {
@@ -266,7 +274,7 @@ fn write_source(
     };
     let architecture = format!(
         "extern \"C\" const char hip_shim_architecture[];\n\
-         const char hip_shim_architecture[] = \"{architecture}\";\n"
+         const char hip_shim_architecture[] = \"{TARGET}{architecture}\";\n"
     );
     // So that the compiler's complaints name lines of the source.
     let text = format!(
@@ -326,7 +334,20 @@ fn code(program: hiprtcProgram) -> Result<Arc<[u8]>> {
 
 #[cfg(test)]
 mod tests {
-    use super::kernels;
+    use super::{is_known, kernels};
+
+    #[test]
+    fn an_architecture_is_known_by_its_name_and_features() {
+        for known in ["gfx90a", "gfx942:sramecc+:xnack-", "gfx942:xnack+", "gfx1100", "gfx1250"] {
+            assert!(is_known(known), "{known}");
+        }
+        for unknown in ["", "gfx999", "gfx942:", "gfx942 ", "gfx942:nonsense+", "gfx942:xnack"] {
+            assert!(!is_known(unknown), "{unknown}");
+        }
+        for unknown in ["gfx942:xnack++", "gfx942:xnack+:xnack-", "gfx1100:xnack+", "sm_90"] {
+            assert!(!is_known(unknown), "{unknown}");
+        }
+    }
 
     #[test]
     fn kernels_are_found_by_their_names() {

@@ -10,6 +10,7 @@ use libloading::Library;
 use rustix::io::write;
 
 use super::capture;
+use super::compile::TARGET;
 use super::device::{check_device, current_device};
 use super::memory::new_file;
 use super::stream::{Work, submit};
@@ -100,7 +101,10 @@ impl Module {
             let symbol = symbol.map_err(|_| hipErrorInvalidImage)?;
             CStr::from_ptr(symbol.try_as_raw_ptr().ok_or(hipErrorInvalidImage)?.cast())
         };
-        if architecture.to_bytes() != settings().architecture.as_bytes() {
+        // Code for no features in particular runs with any.
+        let own = format!("{TARGET}{}", settings().architecture);
+        let fits = [own.as_str(), own.split(':').next().unwrap_or(&own)];
+        if !fits.iter().any(|fits| architecture.to_bytes() == fits.as_bytes()) {
             return Err(hipErrorNoBinaryForGpu);
         }
         Ok(module)

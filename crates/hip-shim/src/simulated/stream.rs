@@ -19,6 +19,9 @@ use crate::faults::lost;
 const LEGACY: usize = 1;
 const PER_THREAD: usize = 2;
 
+/// How often a stream's thread looks for work before it sleeps: many copies come close together.
+const SPINS: u32 = 20;
+
 /// How often a thread looks at what nobody tells it: a word in memory, and a device that is lost.
 const LOOK: Duration = Duration::from_micros(50);
 
@@ -67,7 +70,8 @@ impl Point {
             if let Some(code) = lost() {
                 return Err(code);
             }
-            queue = self.stream.wait(queue);
+            queue.awaited = queue.awaited.min(self.count);
+            queue = sleep(&self.stream.progress, queue);
         }
         Ok(())
     }
@@ -79,11 +83,14 @@ pub(super) struct Stream {
     /// Ordered with the legacy default stream of its device.
     blocking: bool,
     queue: Mutex<Queue>,
-    changed: Condvar,
+    /// For the stream's thread: there is work.
+    work: Condvar,
+    /// For those that wait: what somebody waits for is done.
+    progress: Condvar,
     pub(super) capture: Mutex<Option<Capture>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Queue {
     waiting: VecDeque<Work>,
     /// Pieces of work that were submitted, ever.
@@ -92,6 +99,16 @@ struct Queue {
     done: u64,
     /// Whether a thread runs the stream.
     running: bool,
+    /// That thread sleeps. To wake one that does not costs a call of the kernel, too.
+    asleep: bool,
+    /// The least count that somebody waits for.
+    awaited: u64,
+}
+
+/// Waits for a while: nobody says when the device is lost.
+fn sleep<'a>(until: &Condvar, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+    let limit = Duration::from_millis(20);
+    until.wait_timeout(queue, limit).unwrap_or_else(PoisonError::into_inner).0
 }
 
 impl Stream {
@@ -99,20 +116,22 @@ impl Stream {
         Arc::new(Self {
             device,
             blocking,
-            queue: Mutex::default(),
-            changed: Condvar::new(),
+            queue: Mutex::new(Queue {
+                waiting: VecDeque::new(),
+                submitted: 0,
+                done: 0,
+                running: false,
+                asleep: false,
+                awaited: u64::MAX,
+            }),
+            work: Condvar::new(),
+            progress: Condvar::new(),
             capture: Mutex::default(),
         })
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
-        // With a limit, because nobody says when the device is lost.
-        let limit = Duration::from_millis(20);
-        self.changed.wait_timeout(queue, limit).unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// The end of what was submitted so far.
@@ -131,8 +150,11 @@ impl Stream {
             let thread = std::thread::Builder::new().name(format!("hip-{}", self.device));
             thread.spawn(move || stream.run()).expect("a thread");
         }
+        let asleep = queue.asleep;
         drop(queue);
-        self.changed.notify_all();
+        if asleep {
+            self.work.notify_one();
+        }
         Point { stream: Arc::clone(self), count }
     }
 
@@ -142,12 +164,20 @@ impl Stream {
         let mut queue = self.queue();
         loop {
             let Some(work) = queue.waiting.pop_front() else {
-                if idle > 50 {
+                if idle > SPINS + 50 {
                     queue.running = false;
                     return;
                 }
                 idle += 1;
-                queue = self.wait(queue);
+                if idle <= SPINS {
+                    drop(queue);
+                    std::thread::yield_now();
+                    queue = self.queue();
+                } else {
+                    queue.asleep = true;
+                    queue = sleep(&self.work, queue);
+                    queue.asleep = false;
+                }
                 continue;
             };
             idle = 0;
@@ -157,7 +187,11 @@ impl Stream {
             }
             queue = self.queue();
             queue.done += 1;
-            self.changed.notify_all();
+            if queue.done >= queue.awaited {
+                // Who waits for more says so again.
+                queue.awaited = u64::MAX;
+                self.progress.notify_all();
+            }
         }
     }
 }
