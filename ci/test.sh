@@ -10,6 +10,18 @@ cargo clippy --workspace --all-targets -- --deny warnings
 cargo clippy --workspace --all-targets --all-features -- --deny warnings
 RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --all-features
 cargo test --workspace --all-features
+# What needs AMD's own libraries, on each version that ci/rocm-roots.sh found: the bindings agree with
+# their headers, the loader knows them, their compiler compiles the kernel, and doctor describes them.
+ci/bindings.sh check
+shopt -s nullglob
+for root in target/rocm/*; do
+  version=$(basename "$root")
+  on_root="$PWD/ci/with-rocm-root.sh $version"
+  CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$on_root \
+    KVFERRY_TEST_REQUIRE=hip,hiprtc,comgr,cxx,no-gpu \
+    cargo test --workspace --all-features --lib --test kernel_isa -- rocm:: hiprtc
+  $on_root "${CARGO_TARGET_DIR:-target}/debug/kvferry" doctor | grep --after-context 2 "^HIP $version"
+done
 # The main job, small: two processes, both directions, every byte verified.
 cargo run --quiet --bin kvferry -- bench --shape R2,W18,R6m --op both --iterations 3
 cargo run --quiet --bin kvferry -- doctor >/dev/null

@@ -38,6 +38,12 @@ typedef unsigned long long u64;
 // with slower instructions (LD, FLAT) that find out at run time which memory is meant; the forms
 // below say that it is global. `streaming` marks lines that the caches may drop first, as nobody
 // here comes back to them. `funnel` is the low half of (high:low) >> bits, for bits below 32.
+//
+// `uniform` promises that all lanes of a warp have the value, and `load_uniform` reads what they all
+// read and nothing writes. AMD's compilers make scalar loads of that. These are waited for apart
+// from the other loads, which return in order: a word would wait for the descriptor that was asked
+// for before it. `settle` waits for a value here; what is still awaited where a loop begins is
+// awaited inside it, with all that was asked for since.
 
 #if defined(KVFERRY_HOST)
 
@@ -69,6 +75,13 @@ DEVICE T load_reused(u64 address) {
 }
 
 template <typename T>
+DEVICE T load_uniform(u64 address) {
+    return load_streaming<T>(address);
+}
+
+DEVICE void settle(u64&) {}
+
+template <typename T>
 DEVICE void store_streaming(u64 address, T value) {
     __builtin_memcpy(checked<T>(address), &value, sizeof(T));
 }
@@ -83,8 +96,12 @@ DEVICE u32 funnel(u32 low, u32 high, u32 bits) {
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
 #define LANES 64
+// At least 7 waves on a SIMD, so at most 72 registers. Left alone, clang 22 (ROCm 7.2) takes 260 and
+// more, which is room for one wave.
+#define ENTRY extern "C" __global__ void __launch_bounds__(BLOCK, 7)
 #define PARAMETER
 #define GLOBAL __attribute__((address_space(1)))
+#define CONSTANT __attribute__((address_space(4)))
 
 typedef u32 Word __attribute__((ext_vector_type(4)));
 
@@ -96,6 +113,19 @@ DEVICE T load_streaming(u64 address) {
 template <typename T>
 DEVICE T load_reused(u64 address) {
     return *reinterpret_cast<const GLOBAL T*>(address);
+}
+
+template <typename T>
+DEVICE T load_uniform(u64 address) {
+    return *reinterpret_cast<const CONSTANT T*>(address);
+}
+
+DEVICE u32 uniform(u32 value) {
+    return __builtin_amdgcn_readfirstlane(value);
+}
+
+DEVICE void settle(u64& value) {
+    asm volatile("" : "+s"(value));
 }
 
 template <typename T>
@@ -113,6 +143,7 @@ DEVICE u32 funnel(u32 low, u32 high, u32 bits) {
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
 #define LANES 32
+#define ENTRY extern "C" __global__ void __launch_bounds__(BLOCK)
 #define PARAMETER __grid_constant__
 
 typedef uint4 Word;
@@ -126,6 +157,17 @@ template <typename T>
 DEVICE T load_reused(u64 address) {
     return __ldg(reinterpret_cast<const T*>(address));
 }
+
+template <typename T>
+DEVICE T load_uniform(u64 address) {
+    return load_streaming<T>(address);
+}
+
+DEVICE u32 uniform(u32 value) {
+    return value;
+}
+
+DEVICE void settle(u64&) {}
 
 template <typename T>
 DEVICE void store_streaming(u64 address, T value) {
@@ -152,13 +194,17 @@ struct CompactDescriptor {
     u64 src_layer, dst_layer;
     u64 src_page, dst_page;
     u64 src_pages, dst_pages;
-    u32 rows, layers;
+    u32 rows;
+    // Units go through all of these, pages if pages_inner else layers, before the next of the others.
+    u32 inner;
+    u32 pages_inner;
     // A unit is `tile` words of the plane of all rows of one layer of one page (row_units is 0, and
     // every address and length is a multiple of 16), or `tile` bytes of one row.
     u32 tile;
     u32 row_units;    // units of one row
     u32 layer_units;  // units of one layer of one page
     u32 end;          // unit after this descriptor's last one, counted through the launch
+    u32 unused;
 };
 
 // What fits into the 4 KiB of parameters that every driver takes, and into fewer, which a launch
@@ -180,16 +226,16 @@ typedef Parameters<CompactDescriptor, COMPACT_DESCRIPTORS> CompactList;
 typedef Parameters<CompactDescriptor, COMPACT_FEW_DESCRIPTORS> CompactFewList;
 
 static_assert(sizeof(CopyDescriptor) == 24, "the host writes 24-byte descriptors");
-static_assert(sizeof(CompactDescriptor) == 112, "the host writes 112-byte compact descriptors");
+static_assert(sizeof(CompactDescriptor) == 120, "the host writes 120-byte compact descriptors");
 static_assert(sizeof(InlineList) <= 4096 && sizeof(CompactList) <= 4096, "a kernel's parameters");
 static_assert(sizeof(Word) == 16, "the ladder counts in words of 16 bytes");
 
 DEVICE CopyDescriptor load_descriptor(const CopyDescriptor* descriptor) {
     u64 address = reinterpret_cast<u64>(descriptor);
     CopyDescriptor range;
-    range.src = load_streaming<u64>(address);
-    range.dst = load_streaming<u64>(address + 8);
-    range.len = load_streaming<u64>(address + 16);
+    range.src = load_uniform<u64>(address);
+    range.dst = load_uniform<u64>(address + 8);
+    range.len = load_uniform<u64>(address + 16);
     return range;
 }
 
@@ -362,7 +408,7 @@ struct CompactUnit {
 };
 
 DEVICE u64 page_number(u64 pages, u32 page) {
-    return pages == 0 ? page : load_streaming<u32>(pages + page * 4ull);
+    return pages == 0 ? page : load_uniform<u32>(pages + page * 4ull);
 }
 
 // `descriptor` is that of an earlier unit or 0; units are asked for in ascending order.
@@ -371,8 +417,10 @@ DEVICE CompactUnit locate(const CompactDescriptor* list, u32 descriptor, u32 uni
     const CompactDescriptor& compact = list[descriptor];
     if (descriptor > 0) unit -= list[descriptor - 1].end;
     u32 of_all_layers = unit / compact.layer_units;
-    u32 page = of_all_layers / compact.layers;
-    u64 layer = of_all_layers - page * compact.layers;
+    u32 outer = of_all_layers / compact.inner;
+    u32 inner = of_all_layers - outer * compact.inner;
+    u32 page = compact.pages_inner ? inner : outer;
+    u64 layer = compact.pages_inner ? outer : inner;
     CompactUnit found;
     found.src = compact.src + page_number(compact.src_pages, page) * compact.src_page +
                 layer * compact.src_layer;
@@ -420,6 +468,9 @@ DEVICE void copy_list(const CopyDescriptor* descriptors, u32 count, u64 warp, u6
                       u32 lanes) {
     if (warp >= count) return;
     CopyDescriptor range = load_descriptor(descriptors + warp);
+    settle(range.src);
+    settle(range.dst);
+    settle(range.len);
     for (u64 index = warp; index < count; index += warps) {
         CopyDescriptor next = {};
         if (index + warps < count) next = load_descriptor(descriptors + index + warps);
@@ -459,9 +510,9 @@ static_assert(LANES >= 30, "the head and the tail are copied in one step, one by
 
 #define WARPS_PER_BLOCK (BLOCK / LANES)
 
-extern "C" __global__ void __launch_bounds__(BLOCK)
+ENTRY
 kvferry_copy(const CopyDescriptor* descriptors, u32 count) {
-    u64 warp = blockIdx.x * static_cast<u64>(WARPS_PER_BLOCK) + threadIdx.x / LANES;
+    u64 warp = blockIdx.x * static_cast<u64>(WARPS_PER_BLOCK) + uniform(threadIdx.x / LANES);
     u64 warps = gridDim.x * static_cast<u64>(WARPS_PER_BLOCK);
     copy_list(descriptors, count, warp, warps, threadIdx.x % LANES, LANES);
 }
@@ -470,7 +521,7 @@ kvferry_copy(const CopyDescriptor* descriptors, u32 count) {
 // to write them.
 template <typename List>
 DEVICE void copy_inline(const List& parameters) {
-    u32 warp = blockIdx.x * WARPS_PER_BLOCK + threadIdx.x / LANES;
+    u32 warp = blockIdx.x * WARPS_PER_BLOCK + uniform(threadIdx.x / LANES);
     u32 warps = gridDim.x * WARPS_PER_BLOCK;
     for (u32 index = warp; index < parameters.count; index += warps) {
         copy_range(parameters.list[index], threadIdx.x % LANES, LANES);
@@ -479,28 +530,28 @@ DEVICE void copy_inline(const List& parameters) {
 
 template <typename List>
 DEVICE void copy_compact(const List& parameters) {
-    u32 warp = blockIdx.x * WARPS_PER_BLOCK + threadIdx.x / LANES;
+    u32 warp = blockIdx.x * WARPS_PER_BLOCK + uniform(threadIdx.x / LANES);
     u32 warps = gridDim.x * WARPS_PER_BLOCK;
     copy_compact(parameters.list, static_cast<u32>(parameters.count), warp, warps,
                  threadIdx.x % LANES, LANES);
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK)
+ENTRY
 kvferry_copy_inline(const PARAMETER InlineList parameters) {
     copy_inline(parameters);
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK)
+ENTRY
 kvferry_copy_inline_few(const PARAMETER InlineFewList parameters) {
     copy_inline(parameters);
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK)
+ENTRY
 kvferry_copy_compact(const PARAMETER CompactList parameters) {
     copy_compact(parameters);
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK)
+ENTRY
 kvferry_copy_compact_few(const PARAMETER CompactFewList parameters) {
     copy_compact(parameters);
 }

@@ -1,8 +1,8 @@
 //! The transport conformance suite: two processes move bytes between their registered memory, the
 //! receiver checks every byte and every guard, and ends of processes at any moment cost no more
 //! than the batches of that peer. The same cases run on host memory, on the simulated GPU and,
-//! with `--features cuda` or `rocm`, on a GPU; the numbers in comments are those of the project's list of
-//! public failures.
+//! with `--features cuda` or `rocm`, on a GPU; the numbers in comments are those of the project's
+//! list of public failures.
 //!
 //! Contents and moments are random. Each case prints its seed, and `KVFERRY_TEST_SEED` repeats it.
 

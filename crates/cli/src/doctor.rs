@@ -1,5 +1,7 @@
 //! Explains what kvferry finds on this machine, and what it would use; measures what it should use.
 
+use std::fmt::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,7 +13,7 @@ use kvferry_engine::{
     Config, DeviceName, KNOBS, Profile, Source, Tuning, open_device, visible_gpus,
 };
 
-use crate::Failure;
+use crate::{Failure, machine};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -21,6 +23,10 @@ pub(crate) struct Options {
     /// Device to measure: host, cuda:N or rocm:N; without it, every GPU
     #[arg(long, value_name = "DEVICE", requires = "calibrate")]
     device: Option<DeviceName>,
+    /// Writes all of it, and what is known of the machine, to this file instead: to send to whoever
+    /// looks into a problem
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
@@ -28,42 +34,59 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if options.calibrate {
         calibrate_all(&config, options.device)?;
     }
+    let text = findings(&config)?;
+    match &options.report {
+        None => print!("{text}"),
+        Some(file) => {
+            let report = format!("{text}\nMachine\n{}", machine::facts());
+            std::fs::write(file, report)
+                .map_err(|e| format!("cannot write {}: {e}", file.display()))?;
+            println!("wrote {}", file.display());
+        }
+    }
+    Ok(())
+}
+
+/// All that doctor finds, as it prints it.
+fn findings(config: &Config) -> Result<String, Failure> {
+    let mut text = String::new();
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    println!("kvferry {}, host identity (boot id) {}", env!("CARGO_PKG_VERSION"), boot.trim());
-    println!("\nDevices");
-    let mut devices = vec![open_device(DeviceName::Host, &config)?];
+    let version = env!("CARGO_PKG_VERSION");
+    writeln!(text, "kvferry {version}, host identity (boot id) {}", boot.trim())?;
+    writeln!(text, "\nDevices")?;
+    let mut devices = vec![open_device(DeviceName::Host, config)?];
     let mut missing = Vec::new();
-    for gpus in visible_gpus(&config) {
+    for gpus in visible_gpus(config) {
         let names = gpus.unwrap_or_else(|error| {
             missing.push(error);
             Vec::new()
         });
         for name in names {
-            match open_device(name, &config) {
+            match open_device(name, config) {
                 Ok(device) => devices.push(device),
                 Err(error) => missing.push(error),
             }
         }
     }
-    println!("{}", device_table(&devices));
+    writeln!(text, "{}", device_table(&devices))?;
     for error in &missing {
-        println!("not available: {}", explain(error));
+        writeln!(text, "not available: {}", explain(error))?;
     }
     #[cfg(feature = "rocm")]
-    for line in rocm_libraries(&config) {
-        println!("{line}");
+    for line in rocm_libraries(config) {
+        writeln!(text, "{line}")?;
     }
-    println!("\nReach (row copies to and from column, between two processes)");
-    println!("{}", reach_table(&devices));
-    println!("\nValues in force, device by device");
-    let (table, unused) = tuning_table(&devices, &config);
-    println!("{table}");
+    writeln!(text, "\nReach (row copies to and from column, between two processes)")?;
+    writeln!(text, "{}", reach_table(&devices))?;
+    writeln!(text, "\nValues in force, device by device")?;
+    let (table, unused) = tuning_table(&devices, config);
+    writeln!(text, "{table}")?;
     for line in unused {
-        println!("{line}");
+        writeln!(text, "{line}")?;
     }
-    println!("\nKnobs");
-    println!("{}", knob_table(&config));
-    Ok(())
+    writeln!(text, "\nKnobs")?;
+    writeln!(text, "{}", knob_table(config))?;
+    Ok(text)
 }
 
 /// Measures one device, or every GPU, and keeps the profiles. A GPU is measured against the next

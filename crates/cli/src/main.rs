@@ -6,6 +6,7 @@ mod doctor;
 pub mod forms;
 mod interference;
 pub mod layout;
+mod machine;
 pub mod model;
 pub mod pattern;
 pub mod random;

@@ -52,15 +52,17 @@ pub(crate) struct CompactDescriptor {
     pub(crate) src_pages: u64,
     pub(crate) dst_pages: u64,
     pub(crate) rows: u32,
-    pub(crate) layers: u32,
+    pub(crate) inner: u32,
+    pub(crate) pages_inner: u32,
     pub(crate) tile: u32,
     pub(crate) row_units: u32,
     pub(crate) layer_units: u32,
     pub(crate) end: u32,
+    pub(crate) unused: u32,
 }
 
 const _: () =
-    assert!(size_of::<CompactDescriptor>() == 112, "kernels/copy.cu reads 112-byte descriptors");
+    assert!(size_of::<CompactDescriptor>() == 120, "kernels/copy.cu reads 120-byte descriptors");
 
 /// Bytes that one load or store of the kernel moves.
 const WORD: u64 = 16;
@@ -88,6 +90,15 @@ impl<'a> CompactCopy<'a> {
         u64::from(self.rows) * u64::from(self.layers) * u64::from(self.pages)
     }
 
+    /// Whether the pages of one layer lie closer together than the layers of one page. What runs at
+    /// the same time then is of few layers, so that it lies in few of the GPU's memory pages: 9 GB
+    /// of it are more than its address translation keeps at hand.
+    fn pages_inner(&self) -> bool {
+        let layers = self.src.layer_stride.saturating_add(self.dst.layer_stride);
+        let pages = self.src.page_stride.saturating_add(self.dst.page_stride);
+        self.layers > 1 && self.pages > 1 && layers > pages
+    }
+
     /// The same copies with rows as long as they can be.
     pub(crate) fn normal(mut self) -> Self {
         // Twice, because a page of one row per layer has its layers as rows.
@@ -100,7 +111,9 @@ impl<'a> CompactCopy<'a> {
                 self.len *= u64::from(self.rows);
                 self.rows = 1;
             }
-            if self.rows == 1 {
+            // Unless such a row keeps a warp busy and its layers are better apart.
+            let alone = self.len >= LEAST_TILE_WORDS * WORD && self.pages_inner();
+            if self.rows == 1 && !alone {
                 self.rows = self.layers;
                 self.layers = 1;
                 for end in [&mut self.src, &mut self.dst] {
@@ -176,11 +189,13 @@ impl<'a> CompactCopy<'a> {
             src_pages,
             dst_pages,
             rows: self.rows,
-            layers: self.layers,
+            inner: if self.pages_inner() { self.pages } else { self.layers },
+            pages_inner: self.pages_inner().into(),
             tile: division.tile,
             row_units: division.row_units,
             layer_units: division.layer_units,
             end: before + division.units as u32,
+            unused: 0,
         }
     }
 
@@ -261,19 +276,20 @@ impl Rows {
 impl CompactDescriptor {
     /// Its bytes, as words.
     #[cfg(feature = "testing")]
-    pub(crate) fn words(&self) -> [u64; 14] {
+    pub(crate) fn words(&self) -> [u64; 15] {
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-        let &Self { src, dst, len, rows, layers, tile, row_units, layer_units, end, .. } = self;
+        let &Self { src, dst, len, rows, inner, pages_inner, .. } = self;
+        let &Self { tile, row_units, layer_units, end, .. } = self;
         let &Self { src_row, dst_row, src_layer, dst_layer, src_page, dst_page, .. } = self;
-        let (lists, counts) =
-            ([self.src_pages, self.dst_pages], [pair(rows, layers), pair(tile, row_units)]);
-        let mut words = [0; 14];
+        let lists = [self.src_pages, self.dst_pages];
+        let counts =
+            [pair(rows, inner), pair(pages_inner, tile), pair(row_units, layer_units), end.into()];
+        let mut words = [0; 15];
         words[..9].copy_from_slice(&[
             src, dst, len, src_row, dst_row, src_layer, dst_layer, src_page, dst_page,
         ]);
         words[9..11].copy_from_slice(&lists);
-        words[11..13].copy_from_slice(&counts);
-        words[13] = pair(layer_units, end);
+        words[11..].copy_from_slice(&counts);
         words
     }
 
@@ -284,7 +300,8 @@ impl CompactDescriptor {
     pub(crate) unsafe fn unit(&self, unit: u32) -> impl Iterator<Item = CopyDescriptor> + use<> {
         let compact = *self;
         let of_all_layers = unit / compact.layer_units;
-        let (page, layer) = (of_all_layers / compact.layers, of_all_layers % compact.layers);
+        let (outer, inner) = (of_all_layers / compact.inner, of_all_layers % compact.inner);
+        let (page, layer) = if compact.pages_inner > 0 { (inner, outer) } else { (outer, inner) };
         let number = |pages: u64| match pages {
             0 => page,
             // SAFETY: the caller's contract; the kernel reads the same entry.

@@ -37,7 +37,7 @@ pub fn compact_descriptors(
     copies: &[CompactCopy<'_>],
     warps: u64,
     tile_bytes: u64,
-) -> Vec<[u64; 14]> {
+) -> Vec<[u64; 15]> {
     let mut units = 0;
     let descriptor = |copy: &CompactCopy<'_>| {
         let copy = copy.normal();

@@ -241,15 +241,18 @@ fn form() -> impl Strategy<Value = Form> {
     let counts = (1..7usize, 1..5usize, 1..40usize);
     let gaps = prop::array::uniform8(0..40usize);
     let len = prop_oneof![1..20usize, 1..300usize, Just(256), 1..9000usize];
-    (counts, gaps, len, any::<bool>(), any::<bool>(), any::<u64>()).prop_map(
-        |((pages, layers, rows), gaps, len, aligned, lists, seed)| {
+    // The layers of a page side by side, or the pages of a layer.
+    let page_first = any::<bool>();
+    (counts, gaps, len, any::<bool>(), any::<bool>(), page_first, any::<u64>()).prop_map(
+        |((pages, layers, rows), gaps, len, aligned, lists, page_first, seed)| {
             let align = if aligned { 16 } else { 1 };
             let len = len.next_multiple_of(align);
             let numbers = if lists { 2 * pages } else { pages };
             let end = |gaps: &[usize]| {
                 let row = len + gaps[0] * align;
-                let page = rows * row + gaps[1] * align;
-                let layer = page * numbers + gaps[2] * align;
+                let near = rows * row + gaps[1] * align;
+                let far = near * if page_first { layers } else { numbers } + gaps[2] * align;
+                let (page, layer) = if page_first { (far, near) } else { (near, far) };
                 [gaps[3] * align, page, layer, row]
             };
             let list = |salt: u64| {
@@ -537,10 +540,10 @@ impl Kernel {
     }
 
     /// `descriptors` come from [`compact_descriptors`], and the buffers are still there.
-    fn run_compact(&self, descriptors: &[[u64; 14]], grid: u32, lanes: u32) {
+    fn run_compact(&self, descriptors: &[[u64; 15]], grid: u32, lanes: u32) {
         // SAFETY: the signature in copy.cu; the words are those of its structure.
         let run = unsafe {
-            self.0.get::<unsafe extern "C" fn(*const [u64; 14], u32, u32, u32)>(
+            self.0.get::<unsafe extern "C" fn(*const [u64; 15], u32, u32, u32)>(
                 b"kvferry_copy_compact_host",
             )
         }

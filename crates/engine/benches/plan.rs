@@ -20,6 +20,11 @@ const REMOTE: u64 = 1 << 41;
 
 /// Pieces of these lengths, each side in a random order of its own, with a gap behind each.
 fn scattered(lengths: &[u64]) -> Vec<Range> {
+    scattered_with_gaps(lengths, 64)
+}
+
+/// The same with gaps of so many bytes.
+fn scattered_with_gaps(lengths: &[u64], gap: u64) -> Vec<Range> {
     let mut random = SmallRng::seed_from_u64(7);
     let mut place = || {
         let mut order: Vec<usize> = (0..lengths.len()).collect();
@@ -28,7 +33,7 @@ fn scattered(lengths: &[u64]) -> Vec<Range> {
         let mut next = 0;
         for index in order {
             offsets[index] = next;
-            next += lengths[index].next_multiple_of(64) + 64;
+            next += lengths[index].next_multiple_of(64) + gap;
         }
         offsets
     };
@@ -84,6 +89,9 @@ fn plan(criterion: &mut Criterion) {
     let lists = [
         ("R4, 7200 of 512 B to 16 KiB", scattered(&pages)),
         ("R3, 47520 of 64 B to 16 KiB", scattered(&mixed)),
+        ("R3 in 0.9 GB", scattered_with_gaps(&mixed, 16 << 10)),
+        ("R3 in 3 GB", scattered_with_gaps(&mixed, 60 << 10)),
+        ("R3 in 50 GB", scattered_with_gaps(&mixed, 1 << 20)),
         ("R6, 16384 of 4 KiB", scattered(&[4096; 16384])),
         ("R2, 3840 of 2112 B", scattered(&[2112; 3840])),
         ("3904 pages of layers, 2112 B", paged(64, 61, 2112)),

@@ -7,8 +7,10 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 use cudarc::nvrtc::sys as nvrtc_sys;
 
+use super::CudaOptions;
 use super::context::Context;
 use super::library::{Failure, Nvrtc};
+use crate::device::{Capabilities, DeviceInfo};
 use crate::error::{Error, Result};
 use crate::kernel::{self, CodeCache, Entry, NoKernel};
 
@@ -34,9 +36,35 @@ unsafe impl Send for Kernel {}
 unsafe impl Sync for Kernel {}
 
 impl Kernel {
+    /// Loads the kernel, and says in `info` where it came from or why there is none.
+    pub(super) fn open(
+        context: &Arc<Context>,
+        capability: u32,
+        options: &CudaOptions,
+        info: &mut DeviceInfo,
+    ) -> Option<Self> {
+        if !options.kernel {
+            info.kernel = "none: turned off".into();
+            return None;
+        }
+        let cache = CodeCache { directory: options.cache_directory.clone() };
+        match Self::prepare(context, capability, &cache) {
+            Ok((kernel, origin)) => {
+                info.kernel = origin;
+                info.capabilities |= Capabilities::KERNEL;
+                Some(kernel)
+            }
+            Err(none) => {
+                tracing::warn!(device = %context, reason = %none.reason, log = %none.log, "no copy kernel: all copies are DMA");
+                info.kernel = format!("none: {}", none.reason);
+                None
+            }
+        }
+    }
+
     /// Loads the kernel for a device of compute capability `capability` (90 is 9.0); also returns
     /// where it came from.
-    pub(super) fn prepare(
+    fn prepare(
         context: &Arc<Context>,
         capability: u32,
         cache: &CodeCache,

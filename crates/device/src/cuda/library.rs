@@ -42,6 +42,7 @@ macro_rules! symbols {
         $(const _: unsafe fn($($optional_type),*) -> $result = $sys::$optional;)*
 
         #[expect(non_snake_case, reason = "the names of the C functions")]
+        #[cfg_attr(not(feature = "testing"), allow(dead_code, reason = "tests call more of them"))]
         pub(super) struct $table {
             $($symbol: unsafe extern "C" fn($($type),*) -> c_int,)*
             $($optional: Option<unsafe extern "C" fn($($optional_type),*) -> c_int>,)*
@@ -93,6 +94,7 @@ macro_rules! symbols {
         }
 
         #[expect(non_snake_case, reason = "the names of the C functions")]
+        #[cfg_attr(not(feature = "testing"), allow(dead_code, reason = "tests call more of them"))]
         #[allow(clippy::too_many_arguments, reason = "the arguments of the C functions; not all tables have so many")]
         impl $table {
             $(

@@ -13,6 +13,8 @@ mod identity;
 mod ipc;
 mod library;
 pub(crate) mod load;
+mod order;
+mod pointers;
 mod pool;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -38,7 +40,7 @@ use crate::driver::{Driver, Pinned, Rows};
 use crate::error::{Error, Result};
 use crate::exports::Openings;
 use crate::gpu::GpuDevice;
-use crate::kernel::{self, BLOCK_THREADS, CodeCache, Entry};
+use crate::kernel::{self, BLOCK_THREADS, Entry};
 use crate::page_lock::LockedFile;
 use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
 
@@ -147,7 +149,7 @@ impl CudaDriver {
         // Of no interest if the driver is too old to know it.
         let stores = attribute(Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
         let stores = stores.is_ok_and(|stores| stores != 0);
-        let kernel = open_kernel(&context, capability, options, &mut info);
+        let kernel = Kernel::open(&context, capability, options, &mut info);
         context.connect();
         let reaches_host = identity::reaches_host(cuda, device);
         let opened = Openings::default();
@@ -179,103 +181,6 @@ impl CudaDriver {
 
     fn unknown(&self, addr: u64) -> Error {
         Error::UnknownAddress { device: self.info.to_string(), addr }
-    }
-
-    /// The one allocation or chunk that `addr` lies in, first byte and bytes; `None` if the driver
-    /// knows of none.
-    fn address_range(&self, addr: u64) -> Result<Option<(u64, u64)>> {
-        let (mut base, mut len) = (0, 0);
-        // SAFETY: the driver writes two numbers and refuses an address that it does not know.
-        match unsafe { self.cuda().cuMemGetAddressRange_v2(&mut base, &mut len, addr) } {
-            Ok(()) => Ok(Some((base, len as u64))),
-            Err(failure)
-                if failure.is(sys::CUresult::CUDA_ERROR_INVALID_VALUE)
-                    || failure.is(sys::CUresult::CUDA_ERROR_NOT_FOUND) =>
-            {
-                Ok(None)
-            }
-            Err(failure) => Err(self.error(failure)),
-        }
-    }
-
-    /// What the driver knows of an address; `None` if it knows nothing.
-    fn attributes(&self, addr: u64) -> Result<Option<PointerAttributes>> {
-        let mut found = PointerAttributes::default();
-        use sys::CUpointer_attribute as Attribute;
-        let mut names = [
-            Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-            Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-            Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
-            Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
-            Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID,
-            Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
-        ];
-        let mut values: [*mut c_void; 6] = [
-            (&raw mut found.memory_type).cast(),
-            (&raw mut found.ordinal).cast(),
-            (&raw mut found.start).cast(),
-            (&raw mut found.len).cast(),
-            (&raw mut found.id).cast(),
-            (&raw mut found.legacy_ipc).cast(),
-        ];
-        // SAFETY: both arrays have six entries, and each value points to a field of the size that
-        // NVIDIA documents for its attribute. The address is only looked up.
-        let known = unsafe {
-            self.cuda().cuPointerGetAttributes(
-                names.len() as c_uint,
-                names.as_mut_ptr(),
-                values.as_mut_ptr(),
-                addr,
-            )
-        };
-        use sys::CUresult::{CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE};
-        match known {
-            Ok(()) => Ok((found.len > 0).then_some(found)),
-            // The driver's words for "not mine".
-            Err(failure)
-                if failure.is(CUDA_ERROR_INVALID_VALUE)
-                    || failure.is(CUDA_ERROR_INVALID_CONTEXT) =>
-            {
-                Ok(None)
-            }
-            Err(failure) => Err(self.error(failure)),
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct PointerAttributes {
-    memory_type: c_uint,
-    ordinal: c_int,
-    start: sys::CUdeviceptr,
-    len: usize,
-    id: u64,
-    /// One byte for the driver; the rest stays zero.
-    legacy_ipc: u64,
-}
-
-fn open_kernel(
-    context: &Arc<Context>,
-    capability: u32,
-    options: &CudaOptions,
-    info: &mut DeviceInfo,
-) -> Option<Kernel> {
-    if !options.kernel {
-        info.kernel = "none: turned off".into();
-        return None;
-    }
-    let cache = CodeCache { directory: options.cache_directory.clone() };
-    match Kernel::prepare(context, capability, &cache) {
-        Ok((kernel, origin)) => {
-            info.kernel = origin;
-            info.capabilities |= Capabilities::KERNEL;
-            Some(kernel)
-        }
-        Err(none) => {
-            tracing::warn!(device = %context, reason = %none.reason, log = %none.log, "no copy kernel: all copies are DMA");
-            info.kernel = format!("none: {}", none.reason);
-            None
-        }
     }
 }
 
@@ -348,15 +253,7 @@ impl Driver for CudaDriver {
     }
 
     fn allocation(&self, addr: u64) -> Result<Allocation> {
-        let found = self.attributes(addr)?.filter(|found| {
-            let memory_type = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint;
-            found.memory_type == memory_type
-                && u32::try_from(found.ordinal) == Ok(self.info.ordinal)
-        });
-        let found = found.ok_or_else(|| self.unknown(addr))?;
-        // Not the range in the attributes, which for chunks and pools is all that is reserved.
-        let (base, len) = self.address_range(addr)?.ok_or_else(|| self.unknown(addr))?;
-        Ok(Allocation { base, len, id: found.id })
+        self.allocation_of(addr)
     }
 
     fn export_unit(&self, addr: u64, len: u64) -> Result<Allocation> {
@@ -631,40 +528,6 @@ impl CudaDriver {
             )
         }
         .map_err(|failure| self.error(failure))
-    }
-
-    /// The application's stream, unless it is being captured: what we record or wait for there
-    /// would become a part of the graph.
-    fn orderable(&self, handle: usize) -> Result<sys::CUstream> {
-        let stream = handle as sys::CUstream;
-        // A number, because the driver may know states that are newer than the bindings.
-        let mut status: c_uint = 0;
-        // SAFETY: `Producer` and `Consumer` were promised a stream that lives; the driver writes
-        // one 32-bit number.
-        unsafe { self.cuda().cuStreamIsCapturing(stream, (&raw mut status).cast()) }
-            .map_err(|failure| self.not_orderable("stream", failure))?;
-        if status == 0 {
-            return Ok(stream);
-        }
-        Err(Error::NotOrderable {
-            device: self.info.to_string(),
-            what: "stream",
-            reason: "it is being captured into a graph; end the capture first".into(),
-        })
-    }
-
-    fn not_orderable(&self, what: &'static str, failure: Failure) -> Error {
-        match self.error(failure) {
-            lost @ Error::Lost { .. } => lost,
-            _ => Error::NotOrderable {
-                device: self.info.to_string(),
-                what,
-                reason: format!(
-                    "{}; it must belong to this device and not be part of a graph",
-                    self.cuda().describe(failure)
-                ),
-            },
-        }
     }
 
     /// Waits for one copy, also for one that failed: a part of it may run.

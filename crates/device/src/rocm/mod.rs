@@ -17,6 +17,8 @@ mod identity;
 mod ipc;
 mod library;
 mod module;
+mod order;
+mod pointers;
 mod report;
 mod search;
 #[cfg(feature = "testing")]
@@ -38,7 +40,7 @@ use self::context::{Context, PendingError, Scope};
 use self::functions::Failure;
 use self::host_memory::LOCKS;
 use self::ipc::Opened;
-use self::library::{Hip, MemoryType};
+use self::library::Hip;
 use self::module::Kernel;
 use crate::compact::CompactDescriptor;
 use crate::device::{Allocation, Capabilities, Device, DeviceInfo, DeviceUuid, Export};
@@ -46,7 +48,7 @@ use crate::driver::{Driver, Pinned, Rows};
 use crate::error::{Error, Result};
 use crate::exports::Openings;
 use crate::gpu::GpuDevice;
-use crate::kernel::{self, BLOCK_THREADS, CodeCache, Entry};
+use crate::kernel::{self, BLOCK_THREADS, Entry};
 use crate::page_lock::LockedFile;
 use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
 
@@ -146,7 +148,7 @@ impl RocmDriver {
         let wave = attribute(sys::hipDeviceAttributeWarpSize)?.clamp(1, BLOCK_THREADS);
         let most_pitch = attribute(sys::hipDeviceAttributeMaxPitch)?.into();
         let reaches_host = attribute(sys::hipDeviceAttributeCanMapHostMemory)? != 0;
-        let kernel = open_kernel(&context, options, &mut info);
+        let kernel = Kernel::open(&context, options, &mut info);
         context.connect();
         let opened = Openings::default();
         Ok(Self {
@@ -173,89 +175,6 @@ impl RocmDriver {
 
     fn unknown(&self, addr: u64) -> Error {
         Error::UnknownAddress { device: self.info.to_string(), addr }
-    }
-
-    /// The one allocation or chunk that `addr` lies in, first byte and bytes; `None` if HIP knows
-    /// of none.
-    fn address_range(&self, addr: u64) -> Result<Option<(u64, u64)>> {
-        let (mut base, mut len) = (std::ptr::null_mut(), 0);
-        // SAFETY: HIP writes one address and one number, and refuses an address that it does not
-        // know.
-        match unsafe { self.hip().hipMemGetAddressRange(&mut base, &mut len, addr as *mut _) } {
-            Ok(()) => Ok(Some((base as u64, len as u64))),
-            Err(failure)
-                if failure.is(sys::hipErrorNotFound)
-                    || failure.is(sys::hipErrorInvalidValue)
-                    || failure.is(sys::hipErrorInvalidDevicePointer) =>
-            {
-                Ok(None)
-            }
-            Err(failure) => Err(self.error(failure)),
-        }
-    }
-
-    /// Whether `addr` is memory of this device.
-    fn owns(&self, addr: u64) -> Result<bool> {
-        let mut found = sys::hipPointerAttribute_t {
-            type_: 0,
-            device: -1,
-            devicePointer: std::ptr::null_mut(),
-            hostPointer: std::ptr::null_mut(),
-            isManaged: 0,
-            allocationFlags: 0,
-        };
-        // SAFETY: HIP writes one structure. The address is only looked up.
-        match unsafe { self.hip().hipPointerGetAttributes(&mut found, addr as *const c_void) } {
-            Ok(()) => Ok(self.hip().memory_type(found.type_) == MemoryType::Device
-                && found.device == self.context.ordinal),
-            // HIP 5 refuses an address that it does not know.
-            Err(failure)
-                if failure.is(sys::hipErrorInvalidValue)
-                    || failure.is(sys::hipErrorInvalidDevicePointer) =>
-            {
-                Ok(false)
-            }
-            Err(failure) => Err(self.error(failure)),
-        }
-    }
-
-    /// HIP's number of the allocation at `addr`. It counts them up as they are made, so another one
-    /// at the same address has another number; after 2^32 of them it starts again. Without it
-    /// memory could not be told from what was freed there, so then none is registered.
-    fn buffer_id(&self, addr: u64) -> Result<u64> {
-        // HIP writes 32 bits; it would be 64 in CUDA.
-        let mut id = 0_u64;
-        let attribute = sys::HIP_POINTER_ATTRIBUTE_BUFFER_ID;
-        let value = (&raw mut id).cast();
-        // SAFETY: there is room for either; the address is only looked up.
-        unsafe { self.hip().hipPointerGetAttribute(value, attribute, addr as *mut _) }
-            .map_err(|failure| self.error(failure))?;
-        Ok(id)
-    }
-}
-
-fn open_kernel(
-    context: &Arc<Context>,
-    options: &RocmOptions,
-    info: &mut DeviceInfo,
-) -> Option<Kernel> {
-    if !options.kernel {
-        info.kernel = "none: turned off".into();
-        return None;
-    }
-    let cache = CodeCache { directory: options.cache_directory.clone() };
-    let directories = &options.library_directories;
-    match Kernel::prepare(context, &info.architecture, directories, &cache) {
-        Ok((kernel, origin)) => {
-            info.kernel = origin;
-            info.capabilities |= Capabilities::KERNEL;
-            Some(kernel)
-        }
-        Err(none) => {
-            tracing::warn!(device = %context, reason = %none.reason, log = %none.log, "no copy kernel: all copies are DMA");
-            info.kernel = format!("none: {}", none.reason);
-            None
-        }
     }
 }
 
@@ -329,11 +248,7 @@ impl Driver for RocmDriver {
     }
 
     fn allocation(&self, addr: u64) -> Result<Allocation> {
-        if addr == 0 || !self.owns(addr)? {
-            return Err(self.unknown(addr));
-        }
-        let (base, len) = self.address_range(addr)?.ok_or_else(|| self.unknown(addr))?;
-        Ok(Allocation { base, len, id: self.buffer_id(addr)? })
+        self.allocation_of(addr)
     }
 
     fn export_unit(&self, addr: u64, len: u64) -> Result<Allocation> {
@@ -615,40 +530,6 @@ impl RocmDriver {
             )
         }
         .map_err(|failure| self.error(failure))
-    }
-
-    /// The application's stream, unless it is being captured: what we record or wait for there
-    /// would become a part of the graph.
-    fn orderable(&self, handle: usize) -> Result<sys::hipStream_t> {
-        let stream = handle as sys::hipStream_t;
-        let mut status = sys::hipStreamCaptureStatusNone;
-        // SAFETY: `Producer` and `Consumer` were promised a stream that lives; HIP writes one
-        // number.
-        unsafe { self.hip().hipStreamIsCapturing(stream, &mut status) }
-            .map_err(|failure| self.not_orderable("stream", failure))?;
-        if status == sys::hipStreamCaptureStatusNone {
-            return Ok(stream);
-        }
-        Err(Error::NotOrderable {
-            device: self.info.to_string(),
-            what: "stream",
-            reason: "it is being captured into a graph; end the capture first".into(),
-        })
-    }
-
-    fn not_orderable(&self, what: &'static str, failure: Failure) -> Error {
-        match self.error(failure) {
-            // HIP's word for a stream that it does not know is that its context is gone.
-            lost @ Error::Lost { .. } if !failure.is(sys::hipErrorContextIsDestroyed) => lost,
-            _ => Error::NotOrderable {
-                device: self.info.to_string(),
-                what,
-                reason: format!(
-                    "{}; it must belong to this device and not be part of a graph",
-                    self.hip().describe(failure)
-                ),
-            },
-        }
     }
 
     /// Waits for one copy, also for one that failed: a part of it may run.

@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use hip_sys as sys;
 
+use super::RocmOptions;
 use super::compile;
 use super::context::Context;
+use crate::device::{Capabilities, DeviceInfo};
 use crate::error::{Error, Result};
 use crate::kernel::{BLOCK_THREADS, CodeCache, Entry, NoKernel};
 
@@ -33,8 +35,34 @@ unsafe impl Send for Kernel {}
 unsafe impl Sync for Kernel {}
 
 impl Kernel {
+    /// Loads the kernel, and says in `info` where it came from or why there is none.
+    pub(super) fn open(
+        context: &Arc<Context>,
+        options: &RocmOptions,
+        info: &mut DeviceInfo,
+    ) -> Option<Self> {
+        if !options.kernel {
+            info.kernel = "none: turned off".into();
+            return None;
+        }
+        let cache = CodeCache { directory: options.cache_directory.clone() };
+        let directories = &options.library_directories;
+        match Self::prepare(context, &info.architecture, directories, &cache) {
+            Ok((kernel, origin)) => {
+                info.kernel = origin;
+                info.capabilities |= Capabilities::KERNEL;
+                Some(kernel)
+            }
+            Err(none) => {
+                tracing::warn!(device = %context, reason = %none.reason, log = %none.log, "no copy kernel: all copies are DMA");
+                info.kernel = format!("none: {}", none.reason);
+                None
+            }
+        }
+    }
+
     /// Loads the kernel for a device of that architecture; also returns where it came from.
-    pub(super) fn prepare(
+    fn prepare(
         context: &Arc<Context>,
         architecture: &str,
         directories: &[PathBuf],

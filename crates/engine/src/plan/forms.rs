@@ -4,7 +4,7 @@
 use multiversion::multiversion;
 
 use super::apart::{Block, Dim};
-use super::overlap::{find_overlap, find_overwritten_source, overlap_is_possible};
+use super::overlap::{Memory, find_overlap, find_overwritten_source, overlap_is_possible};
 use super::{Extent, Lookup, Op, Range, Scratch, Window, destination, reset};
 use crate::error::{FormError, FormPage, FormPiece, RangeError, Side};
 
@@ -372,7 +372,7 @@ pub fn check_form_overlaps<F: Form>(
     one_space: bool,
     scratch: &mut Scratch,
 ) -> Result<(), FormError> {
-    let Scratch { forms: placed, proofs, bitmap, .. } = scratch;
+    let Scratch { forms: placed, proofs, overlap, .. } = scratch;
     let (to, from) = match op {
         Op::Write => (Side::Remote, Side::Local),
         Op::Read => (Side::Local, Side::Remote),
@@ -395,7 +395,7 @@ pub fn check_form_overlaps<F: Form>(
     if proved && proofs.apart(numbers) {
         return Ok(());
     }
-    compare_all(op, forms, one_space, bitmap)
+    compare_all(op, forms, one_space, overlap)
 }
 
 /// One end of a form as the proofs see it.
@@ -428,7 +428,7 @@ fn compare_all<F: Form>(
     op: Op,
     forms: &[F],
     one_space: bool,
-    bitmap: &mut Vec<u8>,
+    memory: &mut Memory,
 ) -> Result<(), FormError> {
     let mut counts = forms.iter().map(Form::grid).filter(|grid| !grid.is_empty());
     let pieces = counts.try_fold(0u64, |sum, grid| sum.checked_add(grid.pieces()?));
@@ -442,7 +442,7 @@ fn compare_all<F: Form>(
         begins.push(ranges.len());
         ranges.extend(FormPieces::new(form.grid()));
     }
-    let found = match overlap_is_possible(op, &ranges, &extent_of(op, &ranges), bitmap) {
+    let found = match overlap_is_possible(op, &ranges, &extent_of(op, &ranges), memory) {
         true => find_overlap(op, &ranges),
         false => Ok(()),
     };

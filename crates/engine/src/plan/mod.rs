@@ -67,8 +67,7 @@ pub struct Limits {
 /// Memory that a check needs, kept from one batch to the next.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    /// One bit per granule of the destination.
-    bitmap: Vec<u8>,
+    overlap: overlap::Memory,
     /// Which windows a list uses: a bit each.
     touched_local: Vec<u64>,
     touched_remote: Vec<u64>,
@@ -135,7 +134,7 @@ pub fn check_overlaps(
     one_space: bool,
     scratch: &mut Scratch,
 ) -> Result<(), RangeError> {
-    if !extent.ascending && overlap_is_possible(op, ranges, extent, &mut scratch.bitmap) {
+    if !extent.ascending && overlap_is_possible(op, ranges, extent, &mut scratch.overlap) {
         find_overlap(op, ranges)?;
     }
     if one_space { find_overwritten_source(op, ranges) } else { Ok(()) }

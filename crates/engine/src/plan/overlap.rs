@@ -6,8 +6,11 @@ use multiversion::multiversion;
 use super::{Extent, Op, Range, destination};
 use crate::error::{RangeError, Side};
 
-/// A bitmap with more words than this per range costs more than sorting.
-const WORDS_PER_RANGE: u64 = 16;
+/// A bitmap with more words than this per range costs more than sorting, except a small one.
+const WORDS_PER_RANGE: u64 = 2;
+
+/// Words of a small one: 8 KiB.
+const FEW_WORDS: u64 = 1024;
 
 /// Bits of a word of the bitmap.
 const WORD: u64 = u64::BITS as u64;
@@ -18,10 +21,20 @@ pub(super) fn overlap_is_possible(
     op: Op,
     ranges: &[Range],
     extent: &Extent,
-    memory: &mut Vec<u8>,
+    memory: &mut Memory,
 ) -> bool {
-    equally_long_overlap(op, ranges, extent, memory)
-        .unwrap_or_else(|| bits_overlap(op, ranges, extent, memory))
+    let Memory { table, sorted } = memory;
+    equally_long_overlap(op, ranges, extent, table)
+        .or_else(|| bits_overlap(op, ranges, extent, table))
+        .or_else(|| sorted_overlap(op, ranges, extent, sorted))
+        .unwrap_or(true)
+}
+
+/// Memory of the quick ways, kept from one list to the next.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    table: Vec<u8>,
+    sorted: [Vec<u64>; 2],
 }
 
 /// A table with more buckets than this per range costs more than the bitmap.
@@ -100,18 +113,18 @@ fn places_are_apart(places: &[[u8; 4]], len: u32, count: u32) -> bool {
 /// one of them and any other range both or none. Let `times(g)` be how many ranges cover granule
 /// `g`. The sum of `times` is the sum of all lengths, and so many granules are odd exactly if no
 /// `times(g)` is above one: what is even but not zero, or odd but not one, counts less than its
-/// `times`. So the two numbers are equal exactly if no byte is written twice. `true` also when the
-/// bitmap would be too large to be worth it.
-fn bits_overlap(op: Op, ranges: &[Range], extent: &Extent, bitmap: &mut Vec<u8>) -> bool {
+/// `times`. So the two numbers are equal exactly if no byte is written twice. `None` when the bitmap
+/// would be too large to be worth it.
+fn bits_overlap(op: Op, ranges: &[Range], extent: &Extent, bitmap: &mut Vec<u8>) -> Option<bool> {
     // Less than 64 together with the bits of a word, so that both can be shifted away at once.
     let granule = extent.union.trailing_zeros().min(63 - WORD.ilog2());
     // Destinations are multiples of the granule away from each other, so from the lowest, too.
     let words = ((extent.high - extent.low) >> granule) / WORD + 1;
-    let worth = words <= WORDS_PER_RANGE * ranges.len() as u64;
+    let worth = words <= FEW_WORDS.max(WORDS_PER_RANGE * ranges.len() as u64);
     // So that the sum of all lengths, below, is exact.
     let exact = extent.longest.checked_mul(ranges.len() as u64).is_some();
     if !(worth && exact) {
-        return true;
+        return None;
     }
     // A power of two, so that an index is kept inside without a branch. No range points behind
     // the words that are used, so only they must be zero.
@@ -125,7 +138,7 @@ fn bits_overlap(op: Op, ranges: &[Range], extent: &Extent, bitmap: &mut Vec<u8>)
         Op::Write => flip_writes(ranges, extent.low, granule, bits),
         Op::Read => flip_reads(ranges, extent.low, granule, bits),
     }
-    count_odd(&bits[..words as usize]) != extent.bytes >> granule
+    Some(count_odd(&bits[..words as usize]) != extent.bytes >> granule)
 }
 
 // Shifts by a variable are a third of the work and one instruction only with BMI2.
@@ -188,6 +201,64 @@ fn count_odd(bits: &[[u8; 8]]) -> u64 {
             .sum::<u64>();
     }
     count
+}
+
+/// Bits of a digit of [`sort`].
+const DIGIT: u32 = 11;
+
+/// For lists that are scattered over much more memory than they fill: sorts where destinations begin
+/// and how long they are, in granules, and compares neighbours. `None` for what does not fit into 32
+/// bits each.
+fn sorted_overlap(
+    op: Op,
+    ranges: &[Range],
+    extent: &Extent,
+    memory: &mut [Vec<u64>; 2],
+) -> Option<bool> {
+    let granule = extent.union.trailing_zeros().min(63);
+    let span = (extent.high - extent.low) >> granule;
+    if span.max(ranges.len() as u64) > u32::MAX.into() {
+        return None;
+    }
+    let [keys, spare] = memory;
+    keys.clear();
+    let filled = ranges.iter().filter(|range| range.len > 0);
+    match op {
+        Op::Write => keys.extend(filled.map(|range| key::<true>(range, extent.low, granule))),
+        Op::Read => keys.extend(filled.map(|range| key::<false>(range, extent.low, granule))),
+    }
+    sort(keys, spare, u64::BITS - span.leading_zeros());
+    let ends_behind = |pair: &[u64]| (pair[0] >> 32) + u64::from(pair[0] as u32) > pair[1] >> 32;
+    Some(keys.windows(2).any(ends_behind))
+}
+
+/// First granule in the high half, granules in the low one.
+fn key<const WRITE: bool>(range: &Range, low: u64, granule: u32) -> u64 {
+    (destination::<WRITE>(range) - low) >> granule << 32 | range.len >> granule
+}
+
+/// Sorts by the lowest `bits` of the high half, a digit at a time from the lowest: each pass keeps
+/// the order of the one before among equal digits. Several times quicker than comparing.
+fn sort(keys: &mut Vec<u64>, spare: &mut Vec<u64>, bits: u32) {
+    let digits = bits.div_ceil(DIGIT);
+    let digit = |key: u64, at: u32| (key >> (32 + at * DIGIT)) as usize % (1 << DIGIT);
+    spare.resize(keys.len(), 0);
+    for at in 0..digits {
+        let mut places = [0u32; 1 << DIGIT];
+        for &key in &*keys {
+            places[digit(key, at)] += 1;
+        }
+        let mut next = 0;
+        for place in &mut places {
+            (*place, next) = (next, next + *place);
+        }
+        for &key in &*keys {
+            let place = &mut places[digit(key, at)];
+            spare[*place as usize] = key;
+            *place += 1;
+        }
+        std::mem::swap(keys, spare);
+    }
 }
 
 /// The exact answer, by sorting: only for lists that the quick ways could not clear.
@@ -260,14 +331,18 @@ mod tests {
     use super::super::{Limits, Scratch, Window, check_bounds};
     use super::*;
 
-    /// What the bitmap says, beginning with memory that holds anything.
-    fn bitmap_says(op: Op, ranges: &[Range], mut memory: Vec<u8>) -> bool {
+    /// What the bitmap and the sorted list say, beginning with memory that holds anything.
+    fn both_say(op: Op, ranges: &[Range], mut memory: Vec<u8>) -> bool {
         let limits = Limits { small_max_bytes: 1 << 20, tile_bytes: 1 << 20 };
         let all = [Window { start: 0, len: 1 << 62 }];
         let mut scratch = Scratch::default();
         let (_, extent) =
             check_bounds(op, ranges, &all, &all, &limits, &mut scratch).expect("inside the window");
-        bits_overlap(op, ranges, &extent, &mut memory)
+        let mut sorted = [vec![u64::MAX; memory.len()], vec![7; memory.len() / 2]];
+        let bits = bits_overlap(op, ranges, &extent, &mut memory).expect("worth it");
+        let sorted = sorted_overlap(op, ranges, &extent, &mut sorted).expect("of 32 bits");
+        assert_eq!(bits, sorted, "{ranges:?}");
+        bits
     }
 
     fn ranges(op: Op, destinations: &[(u64, u64)]) -> Vec<Range> {
@@ -300,7 +375,7 @@ mod tests {
             for (op, granule) in [(Op::Write, 1), (Op::Read, 64)] {
                 let scaled: Vec<_> =
                     destinations.iter().map(|(at, len)| (at * granule, len * granule)).collect();
-                let says = bitmap_says(op, &ranges(op, &scaled), vec![]);
+                let says = both_say(op, &ranges(op, &scaled), vec![]);
                 assert_eq!(says, expected, "{destinations:?}");
             }
         }
@@ -309,21 +384,21 @@ mod tests {
     #[test]
     fn empty_ranges_overlap_nothing_wherever_they_point() {
         let destinations = [(500, 0), (100, 50), (110, 0), (u64::MAX, 0), (150, 5), (0, 0)];
-        assert!(!bitmap_says(Op::Write, &ranges(Op::Write, &destinations), vec![]));
+        assert!(!both_say(Op::Write, &ranges(Op::Write, &destinations), vec![]));
     }
 
     #[test]
     fn ranges_of_huge_alignment_are_compared() {
         let at = 1 << 60;
         let destinations = [(2 * at, at), (at, at)];
-        assert!(!bitmap_says(Op::Write, &ranges(Op::Write, &destinations), vec![]));
+        assert!(!both_say(Op::Write, &ranges(Op::Write, &destinations), vec![]));
         let destinations = [(2 * at, at), (at, 2 * at)];
-        assert!(bitmap_says(Op::Write, &ranges(Op::Write, &destinations), vec![]));
+        assert!(both_say(Op::Write, &ranges(Op::Write, &destinations), vec![]));
     }
 
     proptest! {
         #[test]
-        fn the_bitmap_says_overlap_exactly_when_a_byte_is_written_twice(
+        fn overlap_is_said_exactly_when_a_byte_is_written_twice(
             granule in prop_oneof![Just(1u64), Just(64), Just(12)],
             pieces in prop::collection::vec((
                 prop_oneof![Just(0u64), 0..4u64, 0..20u64],
@@ -359,7 +434,7 @@ mod tests {
                 })
             });
             let op = if write { Op::Write } else { Op::Read };
-            let says = bitmap_says(op, &ranges(op, &destinations), vec![0xff; garbage]);
+            let says = both_say(op, &ranges(op, &destinations), vec![0xff; garbage]);
             prop_assert_eq!(says, brute, "{:?}", destinations);
         }
     }

@@ -1,6 +1,10 @@
 //! An application that waits for us on the GPU and in the driver at the same time (FAILURES.md
 //! B20): a kernel spins until our transfer is done, and a copy on the legacy default stream waits
 //! for the kernel.
+//!
+//! Not with `cuMemcpyDtoH`, nor with any copy to memory that is not page-locked: behind a kernel of a
+//! blocking stream they hold the lock of the context while they wait, and no thread of the process
+//! can launch anything (driver 580, on an H200).
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
@@ -19,6 +23,9 @@ extern "C" __global__ void spin(volatile unsigned *words) {
 "#;
 
 const LEN: u64 = 1 << 20;
+
+/// Bytes that the application copies.
+const LANDING: u64 = 64;
 
 #[test]
 fn a_transfer_ends_while_a_kernel_of_a_blocking_stream_and_a_copy_behind_it_wait() {
@@ -58,18 +65,24 @@ fn case(flags: sys::CUstream_flags) {
         let (calls, copied) = (AtomicBool::new(false), AtomicBool::new(false));
         let (ended, end) = mpsc::channel();
         let context = Arc::clone(&spin.driver.context);
+        let landing = spin.landing.host as usize;
         let (src, dst) = (source.addr(), destination.addr());
         std::thread::scope(|scope| {
             // Dropped before the threads are waited for, also if something here fails.
             let running = spin.start();
             scope.spawn(|| {
                 let _scope = context.enter().expect("enters");
-                let mut word = [0_u8; 64];
                 calls.store(true, Ordering::Release);
-                // SAFETY: reads 64 bytes of the source, which nobody writes.
-                let done = unsafe { sys::cuMemcpyDtoH_v2(word.as_mut_ptr().cast(), src, 64) };
+                let legacy = std::ptr::null_mut();
+                // SAFETY: reads 64 bytes of the source, which nobody writes, into pinned memory that
+                // is freed after this thread.
+                let done = unsafe {
+                    let cuda = context.cuda;
+                    cuda.cuMemcpyDtoHAsync_v2(landing as *mut c_void, src, LANDING as usize, legacy)
+                        .and_then(|()| cuda.cuStreamSynchronize(legacy))
+                };
                 copied.store(true, Ordering::Release);
-                assert_eq!(done, sys::CUresult::CUDA_SUCCESS);
+                done.expect("copies");
             });
             eventually("the application copies", || calls.load(Ordering::Acquire));
             // Nothing tells that a call of the driver has begun to wait.
@@ -126,13 +139,15 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// The application: its kernel, its stream, and the words that it shares with the processor.
+/// The application: its kernel, its stream, the words that it shares with the processor, and where
+/// its copy lands.
 struct Spin {
     driver: CudaDriver,
     stream: sys::CUstream,
     module: sys::CUmodule,
     function: sys::CUfunction,
     words: Pinned,
+    landing: Pinned,
 }
 
 impl Spin {
@@ -151,6 +166,7 @@ impl Spin {
         let context = Arc::clone(&driver.context);
         let _scope = context.enter().expect("enters");
         let words = driver.allocate_pinned(2 * size_of::<u32>() as u64).expect("two words");
+        let landing = driver.allocate_pinned(LANDING).expect("a few bytes");
         let (mut stream, mut module) = (std::ptr::null_mut(), std::ptr::null_mut());
         let mut function = std::ptr::null_mut();
         // SAFETY: the code is whole, as NVRTC made it, and the name ends with a zero; the driver
@@ -161,7 +177,7 @@ impl Spin {
             cuda.cuModuleGetFunction(&mut function, module, c"spin".as_ptr()).expect("has it");
             cuda.cuStreamCreateWithPriority(&mut stream, flags as c_uint, 0).expect("a stream");
         }
-        Some(Self { driver, stream, module, function, words })
+        Some(Self { driver, stream, module, function, words, landing })
     }
 
     fn word(&self, at: usize) -> &AtomicU32 {
@@ -221,5 +237,6 @@ impl Drop for Spin {
             let _ = cuda.cuModuleUnload(self.module);
         }
         let _ = self.driver.free_pinned(self.words);
+        let _ = self.driver.free_pinned(self.landing);
     }
 }
