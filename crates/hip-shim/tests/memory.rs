@@ -28,9 +28,10 @@ fn the_child_of_other_tests() {
         std::fs::File::options().read(true).write(true).open(descriptor).expect("a file").into()
     };
     let addr = match kind {
-        "handle" => opened_often(&hip, bytes.try_into().expect("64 bytes")),
+        "handle" => opened_twice(&hip, bytes.try_into().expect("64 bytes")),
         "chunk" => mapped(&hip, &file()),
         "pool" => imported(&hip, &file(), bytes.try_into().expect("64 bytes")),
+        "handles" => return open_at_once(&hip, &bytes),
         other => panic!("{other}"),
     };
     let first: *mut u8 = addr.cast();
@@ -38,8 +39,8 @@ fn the_child_of_other_tests() {
     unsafe { first.write(first.read() + 1) };
 }
 
-/// The same address each time, and as often closed; by several threads, too.
-fn opened_often(hip: &Hip, bytes: [u8; 64]) -> *mut c_void {
+/// The same address both times, and each is closed.
+fn opened_twice(hip: &Hip, bytes: [u8; 64]) -> *mut c_void {
     let handle = hipIpcMemHandle_t { reserved: bytes.map(|byte| byte as i8) };
     let open = || {
         let mut addr = null_mut();
@@ -56,18 +57,29 @@ fn opened_often(hip: &Hip, bytes: [u8; 64]) -> *mut c_void {
         assert_eq!(hip.library.hipIpcCloseMemHandle(second), 0);
         assert_eq!(hip.library.hipIpcCloseMemHandle(second), hipErrorInvalidValue);
     }
+    open()
+}
+
+/// A thread for each handle; each closing ends a mapping while another begins.
+fn open_at_once(hip: &Hip, handles: &[u8]) {
     std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                for _ in 0..100 {
-                    let addr = open();
-                    // SAFETY: opened just now.
-                    assert_eq!(unsafe { hip.library.hipIpcCloseMemHandle(addr) }, 0);
+        for bytes in handles.chunks(64) {
+            let bytes: [u8; 64] = bytes.try_into().expect("64 bytes");
+            let handle = hipIpcMemHandle_t { reserved: bytes.map(|byte| byte as i8) };
+            scope.spawn(move || {
+                for _ in 0..500 {
+                    let mut addr = null_mut();
+                    let flags = hipIpcMemLazyEnablePeerAccess;
+                    // SAFETY: the library writes one address, which is closed once.
+                    unsafe {
+                        let opened = hip.library.hipIpcOpenMemHandle(&mut addr, handle, flags);
+                        assert_eq!(opened, 0);
+                        assert_eq!(hip.library.hipIpcCloseMemHandle(addr), 0);
+                    }
                 }
             });
         }
     });
-    open()
 }
 
 fn mapped(hip: &Hip, file: &OwnedFd) -> *mut c_void {
@@ -144,6 +156,20 @@ fn another_process_opens_a_handle_and_writes_the_same_memory() {
         let refused = hip.library.hipIpcOpenMemHandle(&mut own, first, 0);
         assert_eq!(refused, hipErrorInvalidValue, "the flags of HIP 5");
     }
+}
+
+#[test]
+fn mappings_begin_and_end_at_the_same_time() {
+    let hip = Hip::load();
+    let mut handles = Vec::new();
+    let memories = [(); 3].map(|()| hip.allocate(LEN));
+    for addr in memories {
+        let mut handle = hipIpcMemHandle_t { reserved: [0; 64] };
+        // SAFETY: the library writes one handle.
+        assert_eq!(unsafe { hip.library.hipIpcGetMemHandle(&mut handle, addr) }, 0);
+        handles.extend(handle.reserved.map(|byte| byte as u8));
+    }
+    after_child(&hip, memories[0], "handles", 0, &handles);
 }
 
 #[test]
