@@ -203,3 +203,104 @@ impl<L: PageLocker> LockedFile<L> {
         ended
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fmt;
+
+    use super::*;
+
+    /// A driver that keeps its books, and sees memory a gigabyte further on.
+    #[derive(Debug, Default)]
+    struct Books {
+        locked: Mutex<Vec<(u64, u64)>>,
+        /// The application has locked everything.
+        taken: bool,
+        /// No address is given for the last byte.
+        cut: Option<u64>,
+    }
+
+    const SHIFT: u64 = 1 << 30;
+
+    impl fmt::Display for Books {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("books:0")
+        }
+    }
+
+    impl PageLocker for Books {
+        fn lock(&self, host: u64, len: u64) -> Result<bool> {
+            if !self.taken {
+                self.locked.lock().unwrap().push((host, len));
+            }
+            Ok(!self.taken)
+        }
+
+        fn unlock(&self, host: u64) -> Result<()> {
+            self.locked.lock().unwrap().retain(|&(base, _)| base != host);
+            Ok(())
+        }
+
+        fn device_address(&self, host: u64) -> Result<u64> {
+            match self.cut {
+                Some(cut) if host >= cut => Err(refused(self, "no address")),
+                _ => Ok(host + SHIFT),
+            }
+        }
+    }
+
+    fn page(number: u64) -> u64 {
+        number * rustix::param::page_size() as u64
+    }
+
+    #[test]
+    fn memory_of_shared_pages_is_locked_once_and_until_its_last_user_lets_go() {
+        let (locks, books) = (PageLocks::new(), Arc::new(Books::default()));
+        let first = locks.lock(&books, page(10) + 5, page(3)).expect("locks");
+        assert_eq!(first, page(10) + 5 + SHIFT);
+        let inside = locks.lock(&books, page(11), 7).expect("shares");
+        assert_eq!(inside, page(11) + SHIFT);
+        let whole = vec![(page(10), page(4))];
+        assert_eq!(*books.locked.lock().unwrap(), whole);
+        locks.unlock(&books, page(10) + 5, page(3)).expect("there");
+        assert_eq!(*books.locked.lock().unwrap(), whole);
+        locks.unlock(&books, page(11), 7).expect("there");
+        assert_eq!(*books.locked.lock().unwrap(), []);
+        assert!(locks.unlock(&books, page(11), 7).is_err());
+    }
+
+    #[test]
+    fn a_part_of_what_is_locked_and_more_is_refused_and_changes_nothing() {
+        let (locks, books) = (PageLocks::new(), Arc::new(Books::default()));
+        locks.lock(&books, page(10), page(2)).expect("locks");
+        for (host, len) in [(page(11), page(2)), (page(9), page(2)), (page(9), page(4))] {
+            let refused = locks.lock(&books, host, len);
+            assert!(matches!(refused, Err(Error::Call { .. })), "{refused:?}");
+        }
+        assert_eq!(*books.locked.lock().unwrap(), [(page(10), page(2))]);
+    }
+
+    #[test]
+    fn long_memory_is_locked_in_pieces_which_end_together_also_when_one_has_no_address() {
+        let len = 2 * PIECE + page(1);
+        let (locks, books) = (PageLocks::new(), Arc::new(Books::default()));
+        assert_eq!(locks.lock(&books, page(1), len), Ok(page(1) + SHIFT));
+        assert_eq!(books.locked.lock().unwrap().len(), 3);
+        locks.unlock(&books, page(1), len).expect("there");
+        assert_eq!(*books.locked.lock().unwrap(), []);
+        let cut = Arc::new(Books { cut: Some(page(1) + PIECE), ..Books::default() });
+        assert!(locks.lock(&cut, page(1), len).is_err());
+        assert_eq!(*cut.locked.lock().unwrap(), []);
+        assert!(locks.unlock(&cut, page(1), len).is_err(), "nothing stays in the table");
+    }
+
+    #[test]
+    fn a_lock_of_the_applications_own_is_used_and_left_alone() {
+        let books = Arc::new(Books { taken: true, ..Books::default() });
+        let locks = PageLocks::new();
+        assert_eq!(locks.lock(&books, page(1), 9), Ok(page(1) + SHIFT));
+        books.locked.lock().unwrap().push((page(1), page(1)));
+        locks.unlock(&books, page(1), 9).expect("there");
+        assert_eq!(*books.locked.lock().unwrap(), [(page(1), page(1))]);
+    }
+}
