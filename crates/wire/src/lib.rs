@@ -5,12 +5,18 @@
 //! checked before anything is allocated for it, and what a peer sent is an error at worst, never a
 //! panic. The caller owns sockets, clocks and threads.
 
+#![no_std]
 #![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
 
 pub mod exchange;
 mod frame;
 pub mod handshake;
 mod hex;
+pub mod mooncake;
 pub mod segment;
 
 pub use frame::FrameError;

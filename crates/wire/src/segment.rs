@@ -4,7 +4,9 @@
 //! which stock peers ignore and which is absent from theirs. A descriptor that [`parse`] accepts
 //! has only extents inside the address space, and regions inside the allocations they name.
 
-use std::collections::HashMap;
+use alloc::collections::BTreeMap;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
@@ -266,7 +268,7 @@ fn check(descriptor: &Descriptor) -> Result<(), SegmentError> {
 fn check_extension(extension: &Extension) -> Result<(), SegmentError> {
     count("allocations", extension.allocations.len())?;
     count("regions", extension.regions.len())?;
-    let mut allocations = HashMap::with_capacity(extension.allocations.len());
+    let mut allocations = BTreeMap::new();
     for (index, allocation) in extension.allocations.iter().enumerate() {
         let &Allocation { device, id, base, length, .. } = allocation;
         extent("allocation", index, base, length)?;
@@ -308,6 +310,7 @@ fn extent(what: &'static str, index: usize, addr: u64, length: u64) -> Result<()
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec;
     use proptest::prelude::*;
 
     const STOCK: &str = r#"{"name":"10.0.0.1:15428","protocol":"tcp","tcp_data_port":16021,"tcp_proto_version":2,
