@@ -7,7 +7,7 @@ use core::fmt::{self, Debug, Display};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// 16 bytes, written as 32 hexadecimal digits.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Id(pub [u8; 16]);
 
 impl Display for Id {

@@ -149,10 +149,10 @@ impl Client {
 
     /// Says that so many bytes of the payload were read.
     pub fn received_payload(&mut self, count: u64) {
-        if let Receiving::Payload(progress) = &mut self.receiving {
-            if progress.moved(count) {
-                self.end(Ok(()));
-            }
+        if let Receiving::Payload(progress) = &mut self.receiving
+            && progress.moved(count)
+        {
+            self.end(Ok(()));
         }
     }
 

@@ -99,10 +99,10 @@ impl Server {
 
     /// Says that so many bytes of the payload were read.
     pub fn received_payload(&mut self, count: u64) {
-        if let State::Receiving(header, progress) = &mut self.state {
-            if progress.moved(count) {
-                self.state = State::Applying(*header);
-            }
+        if let State::Receiving(header, progress) = &mut self.state
+            && progress.moved(count)
+        {
+            self.state = State::Applying(*header);
         }
     }
 
@@ -194,24 +194,22 @@ impl Server {
 
     /// Says that so many bytes of what [`outgoing`](Self::outgoing) says were sent.
     pub fn sent(&mut self, count: u64) {
-        match &mut self.state {
+        let next = match &mut self.state {
             State::Answering(status, after) => {
-                if status.sent(usize::try_from(count).unwrap_or(usize::MAX)) {
-                    self.state = match *after {
-                        After::NextHeader => State::Header(Collected::EMPTY),
-                        After::Payload(header) => {
-                            State::Sending(header, Progress::new(header.length))
-                        }
-                        After::Close(closing) => State::Closing(closing),
-                    };
-                }
+                let whole = status.sent(usize::try_from(count).unwrap_or(usize::MAX));
+                whole.then_some(match *after {
+                    After::NextHeader => State::Header(Collected::EMPTY),
+                    After::Payload(header) => State::Sending(header, Progress::new(header.length)),
+                    After::Close(closing) => State::Closing(closing),
+                })
             }
             State::Sending(_, progress) => {
-                if progress.moved(count) {
-                    self.state = State::Header(Collected::EMPTY);
-                }
+                progress.moved(count).then_some(State::Header(Collected::EMPTY))
             }
-            _ => {}
+            _ => None,
+        };
+        if let Some(next) = next {
+            self.state = next;
         }
     }
 
