@@ -4,12 +4,13 @@ use alloc::string::ToString;
 use core::time::Duration;
 
 use super::codec::{Reader, Write};
-use super::frame::{self, FrameHeader, GREETING_LENGTH, Kind, Violation};
+use super::frame::{self, FrameHeader, GREETING_LENGTH, Kind};
 use super::hello::{Agreed, Hello};
 use super::inbox::Inbox;
 use super::limits::Limits;
 use super::outbox::Outbox;
 use super::status::{Farewell, Refusal, decode_reason, encode_coded};
+use super::violation::Violation;
 use super::watch::Watch;
 
 /// Framing that is put together for one send, about.

@@ -4,15 +4,14 @@
 //! ranges of one length and is expanded page by page, of a page layer by layer, of a layer row by
 //! row.
 
-use alloc::vec::Vec;
-
-use super::codec::{Reader, Write};
-use super::frame::{HEADER_LENGTH, Kind};
+use super::codec::Reader;
+use super::entry::{Entry, Numbers, Paged, Pieces, Range, Strided};
+use super::frame::Kind;
 use super::limits::Limits;
 use crate::segment::SegmentRef;
 
 /// Bytes of a request's body before its segments.
-const FIXED_LENGTH: usize = 32;
+pub(super) const FIXED_LENGTH: usize = 32;
 
 /// Bytes of a segment's name.
 const SEGMENT_LENGTH: usize = 16;
@@ -47,7 +46,7 @@ pub enum Form {
 }
 
 impl Form {
-    fn number(self) -> u8 {
+    pub(super) fn number(self) -> u8 {
         match self {
             Self::Ranges => 0,
             Self::Strided => 1,
@@ -56,7 +55,7 @@ impl Form {
     }
 
     /// Bytes of an entry, without page numbers.
-    fn entry_length(self) -> usize {
+    pub(super) fn entry_length(self) -> usize {
         match self {
             Self::Ranges => 16,
             Self::Strided => 40,
@@ -82,88 +81,6 @@ impl Part {
     pub fn whole(transfer: u64) -> Self {
         Self { transfer, index: 0, count: 1 }
     }
-}
-
-/// Bytes of one segment that lie side by side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
-    /// Position of the segment in the request's list.
-    pub segment: u32,
-    /// First byte, from the beginning of the segment.
-    pub offset: u64,
-    /// Bytes; not zero. On the wire one range has less than 4 GiB, so a longer one is several.
-    pub length: u64,
-}
-
-/// `count` pieces of `length` bytes, each `stride` bytes after the one before. None of them is zero,
-/// except the stride of a single piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Strided {
-    /// Position of the segment in the request's list.
-    pub segment: u32,
-    /// First byte of the first piece, from the beginning of the segment.
-    pub offset: u64,
-    /// Bytes of a piece.
-    pub length: u64,
-    /// Pieces.
-    pub count: u64,
-    /// Bytes from the beginning of a piece to the beginning of the next.
-    pub stride: u64,
-}
-
-/// Pages by their numbers: of each page `layers` layers, of each layer `rows` rows. Row `r` of layer
-/// `l` of the page of number `n` begins at
-/// `offset + n * page_stride + l * layer_stride + r * row_stride`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Paged {
-    /// Position of the segment in the request's list.
-    pub segment: u32,
-    /// Where page 0 begins, or would begin, from the beginning of the segment.
-    pub offset: u64,
-    /// Bytes from a page to the page of the next number.
-    pub page_stride: u64,
-    /// Bytes from a layer of a page to the next layer.
-    pub layer_stride: u64,
-    /// Bytes from a row of a layer to the next row.
-    pub row_stride: u64,
-    /// Bytes of a row; not zero.
-    pub row_bytes: u64,
-    /// Layers; not zero.
-    pub layers: u32,
-    /// Rows of a layer; not zero.
-    pub rows: u32,
-}
-
-/// Page numbers as they lie in a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Numbers<'a>(&'a [[u8; 4]]);
-
-impl<'a> Numbers<'a> {
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The numbers, in order.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = u32> + Clone + use<'a> {
-        self.0.iter().map(|bytes| u32::from_le_bytes(*bytes))
-    }
-}
-
-/// One entry of a request, of its form.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entry<'a> {
-    /// Of [`Form::Ranges`].
-    Range(Range),
-    /// Of [`Form::Strided`].
-    Strided(Strided),
-    /// Of [`Form::Paged`]: the pages of these numbers, in the order of the payload.
-    Paged(Paged, Numbers<'a>),
 }
 
 /// What is wrong with a request.
@@ -345,62 +262,6 @@ impl<'a> Request<'a> {
     }
 }
 
-impl Entry<'_> {
-    /// Position of its segment in the request's list.
-    pub fn segment(&self) -> u32 {
-        match self {
-            Self::Range(range) => range.segment,
-            Self::Strided(strided) => strided.segment,
-            Self::Paged(paged, _) => paged.segment,
-        }
-    }
-
-    /// Offsets of the first byte of its expansion and of the one behind the last: what has to lie
-    /// inside the segment.
-    pub fn hull(&self) -> (u64, u64) {
-        self.checked_hull().unwrap_or((0, u64::MAX))
-    }
-
-    fn checked_hull(&self) -> Option<(u64, u64)> {
-        match *self {
-            Self::Range(Range { offset, length, .. }) => {
-                Some((offset, offset.checked_add(length)?))
-            }
-            Self::Strided(Strided { offset, length, count, stride, .. }) => {
-                let last = count.checked_sub(1)?.checked_mul(stride)?;
-                Some((offset, offset.checked_add(last)?.checked_add(length)?))
-            }
-            Self::Paged(paged, numbers) => {
-                let Paged { offset, page_stride, layer_stride, row_stride, row_bytes, .. } = paged;
-                let (layers, rows) = (u64::from(paged.layers), u64::from(paged.rows));
-                let (low, high) = (numbers.iter().min()?, numbers.iter().max()?);
-                let first = offset.checked_add(page_stride.checked_mul(low.into())?)?;
-                let last = offset
-                    .checked_add(page_stride.checked_mul(high.into())?)?
-                    .checked_add(layer_stride.checked_mul(layers.checked_sub(1)?)?)?
-                    .checked_add(row_stride.checked_mul(rows.checked_sub(1)?)?)?;
-                Some((first, last.checked_add(row_bytes)?))
-            }
-        }
-    }
-
-    /// Bytes of its expansion; none if they are more than 64 bits can say.
-    fn bytes(&self) -> Option<u64> {
-        match *self {
-            Self::Range(range) => Some(range.length),
-            Self::Strided(Strided { length, count, .. }) => length.checked_mul(count),
-            Self::Paged(Paged { layers, rows, row_bytes, .. }, numbers) => u64::from(layers)
-                .checked_mul(rows.into())?
-                .checked_mul(numbers.len() as u64)?
-                .checked_mul(row_bytes),
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.bytes() == Some(0)
-    }
-}
-
 /// Entries of a request.
 #[derive(Clone, Debug)]
 pub struct Entries<'a> {
@@ -478,274 +339,6 @@ fn unreserved<T>(fields: Option<(u32, T)>) -> Result<Option<T>, RequestError> {
     }
 }
 
-fn at_most(what: &'static str, count: u64, limit: u64) -> Result<(), RequestError> {
+pub(super) fn at_most(what: &'static str, count: u64, limit: u64) -> Result<(), RequestError> {
     if count > limit { Err(RequestError::TooMany { what, count, limit }) } else { Ok(()) }
-}
-
-/// Ranges of one entry.
-struct Pieces<'a> {
-    segment: u32,
-    offset: u64,
-    length: u64,
-    pages: Option<(Numbers<'a>, u64)>,
-    /// Strides of layers and rows, and how many there are.
-    layers: (u64, u64),
-    rows: (u64, u64),
-    page: usize,
-    layer: u64,
-    row: u64,
-}
-
-impl<'a> Pieces<'a> {
-    fn new(entry: Entry<'a>) -> Self {
-        let one = |segment, offset, length| Self {
-            segment,
-            offset,
-            length,
-            pages: None,
-            layers: (0, 1),
-            rows: (0, 1),
-            page: 0,
-            layer: 0,
-            row: 0,
-        };
-        match entry {
-            Entry::Range(Range { segment, offset, length }) => one(segment, offset, length),
-            Entry::Strided(Strided { segment, offset, length, count, stride }) => {
-                Self { rows: (stride, count), ..one(segment, offset, length) }
-            }
-            Entry::Paged(paged, numbers) => Self {
-                pages: Some((numbers, paged.page_stride)),
-                layers: (paged.layer_stride, paged.layers.into()),
-                rows: (paged.row_stride, paged.rows.into()),
-                ..one(paged.segment, paged.offset, paged.row_bytes)
-            },
-        }
-    }
-}
-
-impl Iterator for Pieces<'_> {
-    type Item = Range;
-
-    fn next(&mut self) -> Option<Range> {
-        let page = match &self.pages {
-            None => (self.page == 0).then_some(0),
-            Some((numbers, stride)) => numbers
-                .0
-                .get(self.page)
-                .map(|number| u64::from(u32::from_le_bytes(*number)) * stride),
-        }?;
-        let offset = self.offset + page + self.layer * self.layers.0 + self.row * self.rows.0;
-        self.row += 1;
-        if self.row == self.rows.1 {
-            (self.row, self.layer) = (0, self.layer + 1);
-        }
-        if self.layer == self.layers.1 {
-            (self.layer, self.page) = (0, self.page + 1);
-        }
-        Some(Range { segment: self.segment, offset, length: self.length })
-    }
-}
-
-/// Writes a request, entry by entry, into one buffer.
-///
-/// Segments first, then entries. What does not fit is found when it is finished.
-#[derive(Debug)]
-pub struct Encoder {
-    bytes: Vec<u8>,
-    op: Op,
-    form: Form,
-    segments: u16,
-    count: u64,
-    ranges: u64,
-    length: u64,
-    error: Option<RequestError>,
-}
-
-/// A request that is ready to be submitted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Encoded {
-    pub(super) bytes: Vec<u8>,
-    pub(super) op: Op,
-    pub(super) length: u64,
-    pub(super) progress_ms: u32,
-    ranges: u64,
-}
-
-impl Encoder {
-    /// Begins a request in `buffer`, whose content goes and whose capacity is used.
-    pub fn new(
-        mut buffer: Vec<u8>,
-        op: Op,
-        form: Form,
-        part: Part,
-        progress_ms: u32,
-        segments: &[SegmentRef],
-    ) -> Self {
-        buffer.clear();
-        buffer.resize(HEADER_LENGTH, 0);
-        buffer.u64(part.transfer);
-        buffer.u16(part.index);
-        buffer.u16(part.count);
-        buffer.u32(progress_ms);
-        buffer.u64(0);
-        buffer.u8(form.number());
-        buffer.u8(0);
-        let count = u16::try_from(segments.len());
-        buffer.u16(count.unwrap_or(u16::MAX));
-        buffer.u32(0);
-        for segment in segments {
-            buffer.u64(segment.segment);
-            buffer.u64(segment.generation);
-        }
-        let mut error = None;
-        if part.index >= part.count {
-            error = Some(RequestError::Part { index: part.index, count: part.count });
-        }
-        if count.is_err() {
-            let (what, count, limit) = ("segments", segments.len() as u64, u16::MAX.into());
-            error = Some(RequestError::TooMany { what, count, limit });
-        }
-        let segments = count.unwrap_or(u16::MAX);
-        Self { bytes: buffer, op, form, segments, count: 0, ranges: 0, length: 0, error }
-    }
-
-    /// Appends a range. One of no bytes is left out.
-    pub fn range(&mut self, range: Range) {
-        debug_assert_eq!(self.form, Form::Ranges);
-        let Range { segment, mut offset, mut length } = range;
-        if length > 0 {
-            self.account(&Entry::Range(range), 0);
-        }
-        while length > 0 && self.error.is_none() {
-            // In whole GiB, so that pieces stay as aligned as their range.
-            let share = if length > u32::MAX.into() { 3 << 30 } else { length };
-            self.bytes.u64(offset);
-            self.bytes.u32(share as u32);
-            self.bytes.u32(segment);
-            (offset, length) = (offset.wrapping_add(share), length - share);
-            (self.count, self.ranges) = (self.count + 1, self.ranges + 1);
-        }
-    }
-
-    /// Appends a strided run. One of no bytes is left out.
-    pub fn strided(&mut self, strided: Strided) {
-        debug_assert_eq!(self.form, Form::Strided);
-        let entry = Entry::Strided(strided);
-        if entry.is_empty() {
-            return;
-        }
-        self.account(&entry, 1);
-        let Strided { segment, offset, length, count, stride } = strided;
-        self.bytes.u32(segment);
-        self.bytes.u32(0);
-        for number in [offset, length, count, stride] {
-            self.bytes.u64(number);
-        }
-    }
-
-    /// Appends the pages of these numbers. Pages of no bytes are left out.
-    pub fn paged(&mut self, paged: Paged, numbers: &[u32]) {
-        debug_assert_eq!(self.form, Form::Paged);
-        let Paged { segment, offset, page_stride, layer_stride, row_stride, row_bytes, .. } = paged;
-        let empty = paged.layers == 0 || paged.rows == 0 || row_bytes == 0 || numbers.is_empty();
-        if empty {
-            return;
-        }
-        let start = self.bytes.len();
-        self.bytes.u32(segment);
-        self.bytes.u32(u32::try_from(numbers.len()).unwrap_or(u32::MAX));
-        for number in [offset, page_stride, layer_stride, row_stride, row_bytes] {
-            self.bytes.u64(number);
-        }
-        self.bytes.u32(paged.layers);
-        self.bytes.u32(paged.rows);
-        numbers.iter().for_each(|&number| self.bytes.u32(number));
-        if numbers.len() % 2 == 1 {
-            self.bytes.u32(0);
-        }
-        let bytes = core::mem::take(&mut self.bytes);
-        let list = &bytes[start + Form::Paged.entry_length()..][..numbers.len() * 4];
-        self.account(&Entry::Paged(paged, Numbers(list.as_chunks().0)), 1 + numbers.len() as u64);
-        self.bytes = bytes;
-    }
-
-    /// The request, whole.
-    ///
-    /// # Errors
-    /// The first thing that was wrong with it.
-    pub fn finish(mut self) -> Result<Encoded, RequestError> {
-        if let Some(error) = self.error {
-            return Err(error);
-        }
-        let count = u32::try_from(self.count);
-        let (what, limit) = ("entries", u32::MAX.into());
-        let count = count.map_err(|_| RequestError::TooMany { what, count: self.count, limit })?;
-        let body = self.bytes.len() - HEADER_LENGTH;
-        let (what, limit) = ("bytes of a frame", u32::MAX.into());
-        let body = u32::try_from(body).map_err(|_| RequestError::TooMany {
-            what,
-            count: body as u64,
-            limit,
-        })?;
-        self.bytes[..4].copy_from_slice(&body.to_le_bytes());
-        self.bytes[4] = self.op.kind() as u8;
-        let fixed = &mut self.bytes[HEADER_LENGTH..];
-        fixed[16..24].copy_from_slice(&self.length.to_le_bytes());
-        fixed[FIXED_LENGTH - 4..FIXED_LENGTH].copy_from_slice(&count.to_le_bytes());
-        let progress_ms = u32::from_le_bytes(core::array::from_fn(|byte| fixed[12 + byte]));
-        let Self { bytes, op, length, ranges, .. } = self;
-        Ok(Encoded { bytes, op, length, progress_ms, ranges })
-    }
-
-    fn account(&mut self, entry: &Entry<'_>, ranges: u64) {
-        let (at, segments) = (self.count, usize::from(self.segments));
-        let segment = entry.segment();
-        let total = entry.bytes().and_then(|bytes| self.length.checked_add(bytes));
-        let error = match (total, entry.checked_hull()) {
-            _ if segment as usize >= segments => {
-                Some(RequestError::NoSegment { entry: at, segment, segments })
-            }
-            (Some(total), Some(_)) => {
-                self.length = total;
-                None
-            }
-            _ => Some(RequestError::Overflow { entry: at }),
-        };
-        self.error = self.error.or(error);
-        if ranges > 0 {
-            (self.count, self.ranges) = (self.count + 1, self.ranges + ranges);
-        }
-    }
-}
-
-impl Encoded {
-    /// Which way the payload goes.
-    pub fn op(&self) -> Op {
-        self.op
-    }
-
-    /// Bytes of the payload.
-    pub fn length(&self) -> u64 {
-        self.length
-    }
-
-    /// Its frame, whose request number is not set yet.
-    pub fn frame(&self) -> &[u8] {
-        &self.bytes
-    }
-
-    /// Whether a peer of such limits takes it.
-    ///
-    /// # Errors
-    /// Which limit it exceeds: split it.
-    pub fn fits(&self, limits: &Limits) -> Result<(), RequestError> {
-        at_most("bytes of a frame", self.bytes.len() as u64, limits.frame_bytes.into())?;
-        at_most("entries and page numbers", self.ranges, limits.ranges.into())?;
-        at_most("bytes", self.length, limits.request_bytes)
-    }
-
-    pub(super) fn set_number(&mut self, request: u64) {
-        self.bytes[8..16].copy_from_slice(&request.to_le_bytes());
-    }
 }
