@@ -86,6 +86,8 @@ struct Connection {
     landing: Vec<u8>,
     /// Slots whose bytes are not at their destination yet.
     pending: VecDeque<(Landing, Vec<u8>)>,
+    /// Requests that end with another one.
+    waits: BTreeMap<u64, u64>,
 }
 
 struct World {
@@ -425,8 +427,17 @@ impl World {
     /// The responder's host ends what can be ended.
     fn finish_one(&mut self) {
         let Some(connection) = &mut self.connection else { return };
-        let Connection { responder, served, pending, .. } = connection;
-        let copies = |request| pending.iter().any(|(landing, _)| landing.request == request);
+        let Connection { responder, served, pending, waits, .. } = connection;
+        // Also for the requests that end with it.
+        let copies = |request| {
+            pending.iter().any(|(landing, _)| {
+                let mut ends_with = landing.request;
+                while let Some(&after) = waits.get(&ends_with) {
+                    ends_with = after;
+                }
+                ends_with == request
+            })
+        };
         let open: Vec<_> = served.iter().filter(|(_, it)| !it.over).map(|(&id, _)| id).collect();
         if open.is_empty() {
             return;
@@ -440,6 +451,7 @@ impl World {
             let after = open[self.random.below(open.len())];
             if responder.not_before(request, after).is_ok() && request != after {
                 served.get_mut(&request).expect("it is open").over = true;
+                waits.insert(request, after);
             }
             return;
         } else if copies(request) {
@@ -492,6 +504,7 @@ impl World {
                     slots: BTreeMap::new(),
                     landing: Vec::new(),
                     pending: VecDeque::new(),
+                    waits: BTreeMap::new(),
                 });
             }
         }
