@@ -3,4 +3,6 @@
 #[path = "../entries.rs"]
 mod entries;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| entries::handshake(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    entries::handshake(data);
+});

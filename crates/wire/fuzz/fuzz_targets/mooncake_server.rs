@@ -3,4 +3,6 @@
 #[path = "../entries.rs"]
 mod entries;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| entries::mooncake_server(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    entries::mooncake_server(data);
+});
