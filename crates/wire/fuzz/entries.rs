@@ -220,9 +220,8 @@ pub fn batch_responder(data: &[u8]) -> usize {
                     offers += usize::from(there.offer(request, most, 0).is_ok());
                 }
                 (1, Some((request, ..))) => {
-                    if there.finish(request, Status::DONE).is_ok() {
-                        open.remove(at);
-                    }
+                    let done = there.finish(request, Status::DONE).is_ok();
+                    open.retain(|one| !done || one.0 != request);
                 }
                 (2, Some((request, ..))) => {
                     let status = Status::new(kvferry_wire::batch::Code::OutOfBounds, "so");

@@ -123,15 +123,13 @@ fn conversation(flags: u8) -> (Vec<u8>, Vec<u8>) {
                 None => {}
             }
         }
-        for at in 0..open.len() {
-            let (request, op, length) = open[at];
+        for (at, &(request, op, length)) in open.iter().enumerate() {
             if op == kvferry_wire::batch::Op::Read {
-                let most = length.min(entries::LIMITS.slot_bytes.into()) as u32;
                 asked.deed((at as u8) << 4);
-                // A longer READ takes two offers: the second one is refused for its length.
-                let _ = there
-                    .offer(request, most, 0)
-                    .or_else(|_| there.offer(request, (length - 64) as u32, 0));
+                // A longer READ takes two offers, of which the second one has its own length.
+                let most = length.min(entries::LIMITS.slot_bytes.into()) as u32;
+                let rest = length.saturating_sub(entries::LIMITS.slot_bytes.into()) as u32;
+                let _ = there.offer(request, most, 0).or_else(|_| there.offer(request, rest, 0));
             }
         }
         let mut at = 0;

@@ -3,10 +3,10 @@
 use alloc::vec::Vec;
 
 use super::codec::Write;
-use super::entry::{Entry, Numbers, Paged, Range, Strided};
+use super::entry::{Entry, Form, Numbers, Paged, Range, Strided};
 use super::frame::HEADER_LENGTH;
 use super::limits::Limits;
-use super::request::{FIXED_LENGTH, Form, Op, Part, RequestError, at_most};
+use super::request::{FIXED_LENGTH, Op, Part, RequestError, at_most};
 use crate::segment::SegmentRef;
 
 /// Writes a request, entry by entry, into one buffer.

@@ -1,5 +1,35 @@
 //! Entries of requests: ranges, and the forms that stand for many.
 
+/// How the bytes of a request are described.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// [`Range`] by range.
+    Ranges,
+    /// [`Strided`] runs.
+    Strided,
+    /// [`Paged`] lists.
+    Paged,
+}
+
+impl Form {
+    pub(super) fn number(self) -> u8 {
+        match self {
+            Self::Ranges => 0,
+            Self::Strided => 1,
+            Self::Paged => 2,
+        }
+    }
+
+    /// Bytes of an entry, without page numbers.
+    pub(super) fn entry_length(self) -> usize {
+        match self {
+            Self::Ranges => 16,
+            Self::Strided => 40,
+            Self::Paged => 56,
+        }
+    }
+}
+
 /// Bytes of one segment that lie side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {

@@ -180,7 +180,7 @@ impl Initiator {
         }
     }
 
-    /// Begins a connection that was just made. `nonce` is a new one.
+    /// Begins a connection that was just made, when there is no other one. `nonce` is a new one.
     pub fn connect(&mut self, nonce: Nonce) {
         debug_assert!(matches!(self.phase, Phase::Disconnected));
         self.epoch += 1;

@@ -29,7 +29,7 @@ mod violation;
 mod watch;
 
 pub use encoder::{Encoded, Encoder};
-pub use entry::{Entry, Numbers, Paged, Range, Strided};
+pub use entry::{Entry, Form, Numbers, Paged, Range, Strided};
 pub use frame::{HEADER_LENGTH, Kind};
 pub use hello::{Agreed, Hello, Key, KeyError, LaneName, MAGIC, MAJOR, MINOR, Nonce, Refused};
 pub use inbox::{Incoming, Landing};
@@ -37,7 +37,7 @@ pub use initiator::{Initiator, Outcome};
 pub use lanes::{Answer, Claim, Lanes};
 pub use limits::{LimitError, Limits};
 pub use outbox::{Departure, Outgoing, Release};
-pub use request::{Entries, Form, Op, Part, Request, RequestError};
+pub use request::{Entries, Op, Part, Request, RequestError};
 pub use responder::Responder;
 pub use status::{Code, Farewell, REASON_LENGTH, Refusal, Status};
 pub use violation::Violation;

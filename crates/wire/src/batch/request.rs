@@ -5,7 +5,7 @@
 //! row.
 
 use super::codec::Reader;
-use super::entry::{Entry, Numbers, Paged, Pieces, Range, Strided};
+use super::entry::{Entry, Form, Numbers, Paged, Pieces, Range, Strided};
 use super::frame::Kind;
 use super::limits::Limits;
 use crate::segment::SegmentRef;
@@ -30,36 +30,6 @@ impl Op {
         match self {
             Self::Write => Kind::Write,
             Self::Read => Kind::Read,
-        }
-    }
-}
-
-/// How the bytes of a request are described.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// [`Range`] by range.
-    Ranges,
-    /// [`Strided`] runs.
-    Strided,
-    /// [`Paged`] lists.
-    Paged,
-}
-
-impl Form {
-    pub(super) fn number(self) -> u8 {
-        match self {
-            Self::Ranges => 0,
-            Self::Strided => 1,
-            Self::Paged => 2,
-        }
-    }
-
-    /// Bytes of an entry, without page numbers.
-    pub(super) fn entry_length(self) -> usize {
-        match self {
-            Self::Ranges => 16,
-            Self::Strided => 40,
-            Self::Paged => 56,
         }
     }
 }
