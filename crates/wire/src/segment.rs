@@ -4,7 +4,9 @@
 //! which stock peers ignore and which is absent from theirs. A descriptor that [`parse`] accepts
 //! has only extents inside the address space, and regions inside the allocations they name.
 
-use std::collections::HashMap;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +42,18 @@ pub struct Descriptor {
     pub kvferry: Option<Extension>,
 }
 
+impl Descriptor {
+    /// The memory that the TCP transport serves. A descriptor of several transports lists each
+    /// region once for each of them.
+    pub fn tcp_buffers(&self) -> impl Iterator<Item = &Buffer> {
+        let serves = |buffer: &&Buffer| match &buffer.protocol {
+            Some(protocol) => protocol == "tcp",
+            None => self.protocol.offers("tcp"),
+        };
+        self.buffers.iter().filter(serves)
+    }
+}
+
 /// Mooncake writes one transport as a string and several as an array.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -69,9 +83,13 @@ pub struct Buffer {
     pub addr: u64,
     /// Bytes.
     pub length: u64,
+    /// The transport that this entry is for, where the descriptor has several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<String>,
 }
 
-/// What a kvferry engine of the same host needs to open the memory itself.
+/// What only kvferry engines need: to open the memory on the same host, or to reach it by the batch
+/// protocol from another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extension {
     /// [`VERSION`].
@@ -90,6 +108,22 @@ pub struct Extension {
     pub allocations: Vec<Allocation>,
     /// Registered memory.
     pub regions: Vec<Region>,
+    /// Where the batch protocol is spoken; none if nowhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<BatchPort>,
+}
+
+/// Where and how an engine speaks the batch protocol ([`crate::batch`]), on the host of its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchPort {
+    /// TCP port.
+    pub port: u16,
+    /// Major version of the protocol.
+    pub major: u16,
+    /// Newest minor version.
+    pub minor: u16,
+    /// Whether lanes must prove that they have the pre-shared key.
+    pub authenticated: bool,
 }
 
 /// Whose memory an allocation is.
@@ -135,6 +169,18 @@ pub struct Region {
     pub device: Uuid,
     /// Number of that allocation.
     pub id: u64,
+    /// What the batch protocol calls it; none if it does not serve it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segment: Option<SegmentRef>,
+}
+
+/// The batch protocol's name of a registered region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SegmentRef {
+    /// Its number.
+    pub segment: u64,
+    /// Tells it from earlier regions of that number.
+    pub generation: u64,
 }
 
 /// What is wrong with a descriptor. None of it may be used.
@@ -189,6 +235,18 @@ pub enum SegmentError {
         device: Uuid,
         /// The number.
         id: u64,
+    },
+    /// Two regions have the same number of the batch protocol.
+    #[error("two regions are segment {segment}")]
+    DuplicateSegment {
+        /// The number.
+        segment: u64,
+    },
+    /// A buffer has no name; stock peers refuse the whole descriptor for it.
+    #[error("buffer {index} has no name")]
+    Unnamed {
+        /// Position of the buffer.
+        index: usize,
     },
     /// A region is not inside the allocation that it names.
     #[error(
@@ -261,6 +319,9 @@ fn check(descriptor: &Descriptor) -> Result<(), SegmentError> {
     count("buffers", descriptor.buffers.len())?;
     for (index, buffer) in descriptor.buffers.iter().enumerate() {
         extent("buffer", index, buffer.addr, buffer.length)?;
+        if buffer.name.is_empty() {
+            return Err(SegmentError::Unnamed { index });
+        }
     }
     descriptor.kvferry.as_ref().map_or(Ok(()), check_extension)
 }
@@ -268,7 +329,7 @@ fn check(descriptor: &Descriptor) -> Result<(), SegmentError> {
 fn check_extension(extension: &Extension) -> Result<(), SegmentError> {
     count("allocations", extension.allocations.len())?;
     count("regions", extension.regions.len())?;
-    let mut allocations = HashMap::with_capacity(extension.allocations.len());
+    let mut allocations = BTreeMap::new();
     for (index, allocation) in extension.allocations.iter().enumerate() {
         let &Allocation { device, id, base, length, .. } = allocation;
         extent("allocation", index, base, length)?;
@@ -276,8 +337,15 @@ fn check_extension(extension: &Extension) -> Result<(), SegmentError> {
             return Err(SegmentError::Duplicate { device, id });
         }
     }
-    for (index, &Region { addr, length, device, id }) in extension.regions.iter().enumerate() {
+    let mut segments = BTreeSet::new();
+    for (index, region) in extension.regions.iter().enumerate() {
+        let &Region { addr, length, device, id, segment } = region;
         extent("region", index, addr, length)?;
+        if let Some(SegmentRef { segment, .. }) =
+            segment.filter(|one| !segments.insert(one.segment))
+        {
+            return Err(SegmentError::DuplicateSegment { segment });
+        }
         let named = allocations.get(&(device, id));
         let &(base, allocation) =
             named.ok_or(SegmentError::UnknownAllocation { index, device, id })?;
@@ -308,188 +376,4 @@ fn extent(what: &'static str, index: usize, addr: u64, length: u64) -> Result<()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const STOCK: &str = r#"{"name":"10.0.0.1:15428","protocol":"tcp","tcp_data_port":16021,"tcp_proto_version":2,
-        "timestamp":"2026-09-23 10:00:00.000001","rdma_server_name":"x",
-        "buffers":[{"name":"10.0.0.1:15428","addr":140000000000000,"length":1048576,"shm_name":"00ff"}]}"#;
-
-    fn descriptor() -> Descriptor {
-        let device = Uuid([0xa1; 16]);
-        let allocations =
-            vec![Allocation { device, id: 7, vendor: Vendor::Cuda, base: 0x1000, length: 0x1000 }];
-        let regions = vec![Region { addr: 0x1800, length: 0x800, device, id: 7 }];
-        Descriptor {
-            name: "127.0.0.1:9".into(),
-            protocol: Protocol::One("tcp".into()),
-            tcp_data_port: 0,
-            tcp_proto_version: 2,
-            timestamp: "1".into(),
-            buffers: vec![Buffer { name: "127.0.0.1:9".into(), addr: 0x1800, length: 0x800 }],
-            kvferry: Some(Extension {
-                version: VERSION,
-                incarnation: Id([0xb2; 16]),
-                process: Id([0xc3; 16]),
-                host: Uuid([0xd4; 16]),
-                pid: 5,
-                socket: "kvferry-1".into(),
-                allocations,
-                regions,
-            }),
-        }
-    }
-
-    /// Parses our descriptor after a change to it.
-    fn refusal(change: impl FnOnce(&mut Extension)) -> SegmentError {
-        let mut changed = descriptor();
-        change(changed.kvferry.as_mut().unwrap());
-        let error = parse(&serde_json::to_vec(&changed).unwrap()).unwrap_err();
-        assert_eq!(encode(&changed), Err(error.clone()), "what is refused is not published either");
-        error
-    }
-
-    #[test]
-    fn a_descriptor_has_these_bytes_and_survives_them() {
-        let json = encode(&descriptor()).unwrap();
-        let expected = concat!(
-            r#"{"name":"127.0.0.1:9","protocol":"tcp","tcp_data_port":0,"tcp_proto_version":2,"timestamp":"1","#,
-            r#""buffers":[{"name":"127.0.0.1:9","addr":6144,"length":2048}],"#,
-            r#""kvferry":{"version":1,"incarnation":"b2b2b2b2b2b2b2b2b2b2b2b2b2b2b2b2","#,
-            r#""process":"c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3","host":"d4d4d4d4-d4d4-d4d4-d4d4-d4d4d4d4d4d4","#,
-            r#""pid":5,"socket":"kvferry-1","allocations":[{"device":"a1a1a1a1-a1a1-a1a1-a1a1-a1a1a1a1a1a1","#,
-            r#""id":7,"vendor":"cuda","base":4096,"length":4096}],"regions":[{"addr":6144,"length":2048,"#,
-            r#""device":"a1a1a1a1-a1a1-a1a1-a1a1-a1a1a1a1a1a1","id":7}]}}"#,
-            "\n",
-        );
-        assert_eq!(String::from_utf8(json.clone()).unwrap(), expected);
-        assert_eq!(parse(&json), Ok(descriptor()));
-    }
-
-    #[test]
-    fn a_stock_peers_descriptor_is_read() {
-        let stock = parse(STOCK.as_bytes()).unwrap();
-        assert_eq!((stock.tcp_data_port, stock.tcp_proto_version), (16021, 2));
-        assert_eq!(stock.buffers[0].addr, 140_000_000_000_000);
-        assert_eq!(stock.kvferry, None);
-    }
-
-    #[test]
-    fn protocols_are_a_string_or_an_array_and_the_rest_may_be_absent() {
-        let several = parse(br#"{"name":"a:1","protocol":["hip","tcp"]}"#).unwrap();
-        assert!(
-            several.protocol.offers("tcp")
-                && several.protocol.offers("hip")
-                && !several.protocol.offers("rdma")
-        );
-        assert_eq!((several.tcp_data_port, several.tcp_proto_version), (0, 1));
-        assert!(parse(br#"{"name":"a:1","protocol":"tcp"}"#).unwrap().protocol.offers("tcp"));
-    }
-
-    #[test]
-    fn a_vendor_of_the_future_does_not_spoil_the_rest() {
-        let json =
-            String::from_utf8(encode(&descriptor()).unwrap()).unwrap().replace("cuda", "metal");
-        let extension = parse(json.as_bytes()).unwrap().kvferry.unwrap();
-        assert_eq!(extension.allocations[0].vendor, Vendor::Unknown);
-    }
-
-    #[test]
-    fn another_version_is_named_though_nothing_else_of_it_fits() {
-        let json =
-            br#"{"name":"a:1","protocol":"tcp","kvferry":{"version":2,"regions":"elsewhere"}}"#;
-        assert_eq!(parse(json), Err(SegmentError::Version { theirs: 2 }));
-    }
-
-    #[test]
-    fn impossible_extents_are_refused() {
-        for (addr, length) in [(0, 1), (1, 0), (u64::MAX, 1), (1 << 63, 1 << 63), (2, u64::MAX - 1)]
-        {
-            let region = refusal(|extension| {
-                (extension.regions[0].addr, extension.regions[0].length) = (addr, length)
-            });
-            assert_eq!(region, SegmentError::Extent { what: "region", index: 0, addr, length });
-            let base = refusal(|extension| {
-                (extension.allocations[0].base, extension.allocations[0].length) = (addr, length);
-            });
-            assert_eq!(base, SegmentError::Extent { what: "allocation", index: 0, addr, length });
-            let stock = STOCK
-                .replace("140000000000000", &addr.to_string())
-                .replace("1048576", &length.to_string());
-            assert_eq!(
-                parse(stock.as_bytes()),
-                Err(SegmentError::Extent { what: "buffer", index: 0, addr, length })
-            );
-        }
-    }
-
-    #[test]
-    fn regions_outside_their_allocation_are_refused() {
-        for (addr, length) in
-            [(0xfff, 1), (0xfff, 2), (0x1000, 0x1001), (0x1fff, 2), (0x2000, 1), (1, u64::MAX - 1)]
-        {
-            let error = refusal(|extension| {
-                (extension.regions[0].addr, extension.regions[0].length) = (addr, length)
-            });
-            assert!(
-                matches!(error, SegmentError::OutsideAllocation { index: 0, .. }),
-                "{addr:#x}+{length:#x}: {error}"
-            );
-        }
-        let error = refusal(|extension| extension.regions[0].id = 8);
-        assert!(
-            matches!(error, SegmentError::UnknownAllocation { index: 0, id: 8, .. }),
-            "{error}"
-        );
-        let error = refusal(|extension| extension.allocations.push(extension.allocations[0]));
-        assert!(matches!(error, SegmentError::Duplicate { id: 7, .. }), "{error}");
-    }
-
-    #[test]
-    fn too_many_entries_are_refused() {
-        let error =
-            refusal(|extension| extension.regions = vec![extension.regions[0]; MAX_ENTRIES + 1]);
-        assert_eq!(error, SegmentError::TooMany { what: "regions", count: MAX_ENTRIES + 1 });
-        let error = refusal(|extension| {
-            extension.allocations = vec![extension.allocations[0]; MAX_ENTRIES + 1]
-        });
-        assert_eq!(error, SegmentError::TooMany { what: "allocations", count: MAX_ENTRIES + 1 });
-    }
-
-    #[test]
-    fn other_json_is_malformed() {
-        for json in [
-            "",
-            "{}",
-            "[]",
-            "null",
-            "{\"name\":\"a:1\"}",
-            r#"{"name":"a:1","protocol":1}"#,
-            r#"{"name":"a:1","protocol":"tcp","tcp_data_port":65536}"#,
-            r#"{"name":"a:1","protocol":"tcp","buffers":[{"name":"a","addr":-1,"length":1}]}"#,
-            r#"{"name":"a:1","protocol":"tcp","buffers":[{"name":"a","addr":1.5,"length":1}]}"#,
-            r#"{"name":"a:1","protocol":"tcp","buffers":[{"name":"a","addr":18446744073709551616,"length":1}]}"#,
-            r#"{"name":"a:1","protocol":"tcp","kvferry":{"version":1}}"#,
-            &"[".repeat(100_000),
-        ] {
-            let error = parse(json.as_bytes()).unwrap_err();
-            assert!(matches!(error, SegmentError::Malformed { .. }), "{json:.80}: {error}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..256)) {
-            let _ = parse(&bytes);
-        }
-
-        #[test]
-        fn a_damaged_descriptor_never_panics(position in any::<prop::sample::Index>(), byte in any::<u8>()) {
-            let mut json = encode(&descriptor()).unwrap();
-            let position = position.index(json.len());
-            json[position] = byte;
-            let _ = parse(&json);
-        }
-    }
-}
+mod tests;
