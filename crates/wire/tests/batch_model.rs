@@ -671,6 +671,8 @@ impl World {
         self.faults = false;
         for _ in 0..100_000 {
             if self.meant.values().all(|meant| meant.outcome.is_some()) && self.pending.is_empty() {
+                let open = self.connection.iter().flat_map(|it| it.responder.requests());
+                assert_eq!(open.collect::<Vec<_>>(), [], "requests that ended at one side only");
                 return;
             }
             self.step();

@@ -218,7 +218,7 @@ impl Initiator {
         let mut over = Vec::new();
         for (&request, open) in &mut self.requests {
             open.touched |= open.sent;
-            (open.sent, open.moved, open.after) = (false, 0, None);
+            (open.sent, open.after) = (false, None);
             over.extend(open.outcome.take().map(|outcome| (request, outcome)));
         }
         self.unsent = 0;
