@@ -2,7 +2,8 @@
 
 use alloc::vec::Vec;
 
-use super::frame::{FrameHeader, HEADER_LENGTH, Violation};
+use super::frame::{FrameHeader, HEADER_LENGTH};
+use super::violation::Violation;
 
 /// What the next received bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,12 +4,13 @@ use alloc::string::ToString;
 use core::time::Duration;
 
 use super::codec::{Reader, Write};
-use super::frame::{self, FrameHeader, GREETING_LENGTH, Kind, Violation};
+use super::frame::{self, FrameHeader, GREETING_LENGTH, Kind};
 use super::hello::{Agreed, Hello};
 use super::inbox::Inbox;
 use super::limits::Limits;
 use super::outbox::Outbox;
 use super::status::{Farewell, Refusal, decode_reason, encode_coded};
+use super::violation::Violation;
 use super::watch::Watch;
 
 /// Framing that is put together for one send, about.
@@ -169,10 +170,10 @@ impl Link {
         late(self.greeting.still(self.agreed.is_none(), 0, now), "no hello was completed")?;
         let within = inbox.is_within_frame() && reading;
         late(self.frame.still(within, inbox.frames, now), "a frame was not whole")?;
-        let waits = self.agreed.is_some() && reading && (waiting || inbox.is_landing());
-        late(self.silence.still(waits, inbox.received, now), "nothing came")?;
         let sends = !outbox.outgoing().is_empty();
         late(self.stall.still(sends, outbox.sent, now), "nothing could be sent")?;
+        let waits = self.agreed.is_some() && reading && (waiting || inbox.is_landing());
+        late(self.silence.still(waits, inbox.received, now), "nothing came")?;
         // The other side's patience: a sign of life for each third of it.
         let patience = self.agreed.map(|agreed| agreed.theirs.progress_ms);
         let still = self.mute.still(waiting && patience.is_some(), outbox.sent, now);

@@ -10,6 +10,8 @@
 //! it, is the host's to check; everything else about a request is checked when it arrives.
 
 mod codec;
+mod encoder;
+mod entry;
 mod frame;
 mod hello;
 mod inbox;
@@ -23,21 +25,22 @@ mod request;
 /// The side of a lane that serves.
 pub mod responder;
 mod status;
+mod violation;
 mod watch;
 
-pub use frame::{HEADER_LENGTH, Kind, Violation};
+pub use encoder::{Encoded, Encoder};
+pub use entry::{Entry, Form, Numbers, Paged, Range, Strided};
+pub use frame::{HEADER_LENGTH, Kind};
 pub use hello::{Agreed, Hello, Key, KeyError, LaneName, MAGIC, MAJOR, MINOR, Nonce, Refused};
 pub use inbox::{Incoming, Landing};
 pub use initiator::{Initiator, Outcome};
 pub use lanes::{Answer, Claim, Lanes};
 pub use limits::{LimitError, Limits};
 pub use outbox::{Departure, Outgoing, Release};
-pub use request::{
-    Encoded, Encoder, Entries, Entry, Form, Numbers, Op, Paged, Part, Range, Request, RequestError,
-    Strided,
-};
+pub use request::{Entries, Op, Part, Request, RequestError};
 pub use responder::Responder;
 pub use status::{Code, Farewell, REASON_LENGTH, Refusal, Status};
+pub use violation::Violation;
 
 use frame::Data;
 
