@@ -12,6 +12,10 @@ mod peer_process;
 use std::sync::{PoisonError, RwLock};
 
 use peer_process::{Kind, config};
+
+/// What both processes set.
+const KNOBS: &[(&str, &str)] = &[];
+
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
