@@ -7,6 +7,7 @@
 //! Contents and moments are random. Each case prints its seed, and `KVFERRY_TEST_SEED` repeats it.
 
 mod cases;
+#[allow(dead_code, reason = "what only other suites do")]
 mod peer_process;
 
 use std::sync::{PoisonError, RwLock};
