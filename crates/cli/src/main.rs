@@ -12,6 +12,7 @@ pub mod random;
 mod report;
 pub mod shape;
 mod soak;
+mod sockets;
 mod transfer;
 mod worker;
 

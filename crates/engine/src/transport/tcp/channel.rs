@@ -659,8 +659,9 @@ impl Channel {
                 ticked = Instant::now();
                 end.tick(began.elapsed());
             }
-            self.prepare(end);
             let goes_on = role.attend(end, self);
+            // Behind the role, which may have begun moves just now.
+            self.prepare(end);
             if end.closed().is_some() {
                 self.part(end).await;
                 return None;
