@@ -78,7 +78,7 @@ impl Tcp {
         let timeout = config.tcp_status_timeout;
         let limits = Limits {
             slot_bytes: staging.slice_bytes() as u32,
-            requests: 16,
+            requests: 4,
             progress_ms: timeout.as_millis() as u32,
             ..Limits::default()
         };
@@ -107,7 +107,8 @@ impl Tcp {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.retain(|_, session| session.strong_count() > 0);
         let key = (address.to_owned(), incarnation.0);
-        if let Some(session) = sessions.get(&key).and_then(Weak::upgrade) {
+        let known = sessions.get(&key).and_then(Weak::upgrade);
+        if let Some(session) = known.filter(|session| !session.is_stopped()) {
             return session;
         }
         let session = Session::new(&self.shared, peer, address, incarnation);
