@@ -255,6 +255,10 @@ fn without_a_kernel_each_piece_is_a_dma_and_arrives() {
     let options = SimOptions { kernel: false, ..SimOptions::default() };
     let gpu = || sim(&options).expect("a simulated GPU").0;
     assert_eq!(moves_shapes(&gpu(), &gpu(), SMALL), Path::TcpStaged);
+    let strict = [SMALL, &[("MC_KVFERRY_STRICT", "1")]].concat();
+    let pair = Pair::new(&gpu(), &host(), &strict);
+    let refused = pair.engine.submit(&pair.target, Op::Write, &pair.whole());
+    assert!(matches!(refused, Err(Error::NotStaged { .. })), "{refused:?}");
 }
 
 #[test]

@@ -39,7 +39,6 @@ pub(crate) struct Tcp {
     shared: Arc<Shared>,
     sessions: Mutex<HashMap<Peering, Weak<Session>>>,
     overlap_check: OverlapCheck,
-    strict: bool,
     /// Taken by `Drop` alone.
     runtime: Option<Runtime>,
 }
@@ -97,7 +96,6 @@ impl Tcp {
             shared,
             sessions: Mutex::default(),
             overlap_check: config.overlap_check,
-            strict: config.strict,
             runtime: Some(runtime),
         })
     }

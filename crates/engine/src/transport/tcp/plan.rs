@@ -124,15 +124,10 @@ impl Tcp {
         } else {
             None
         };
-        match why_not {
-            None => Ok(Path::TcpStaged),
-            Some(reason) if self.strict => {
-                let device = staging.device(device).info().to_string();
-                Err(Error::NotStaged { device, peer: target.name().to_owned(), reason })
-            }
-            Some(_) if pool.is_staged(Side::Send) => Ok(Path::TcpStaged),
-            Some(_) => Ok(Path::Tcp),
+        if let Some(reason) = why_not {
+            pool.fall_back(target.name(), &reason)?;
         }
+        Ok(if pool.is_staged(Side::Send) { Path::TcpStaged } else { Path::Tcp })
     }
 
     fn cut(&self, part: &Part<'_>, checked: &Checked) -> Result<Vec<(wire::Encoded, Layout)>> {
