@@ -7,11 +7,16 @@
 //! Contents and moments are random. Each case prints its seed, and `KVFERRY_TEST_SEED` repeats it.
 
 mod cases;
+#[allow(dead_code, reason = "what only other suites do")]
 mod peer_process;
 
 use std::sync::{PoisonError, RwLock};
 
 use peer_process::{Kind, config};
+
+/// What both processes set.
+const KNOBS: &[(&str, &str)] = &[];
+
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 

@@ -110,6 +110,12 @@ impl PeerProcess {
         self.process.kill().expect("it is ours, and nobody waited for it");
     }
 
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(pid, signal).expect("it is ours, and nobody waited for it");
+    }
+
     /// Tells it to end without an answer.
     pub(crate) fn end_at_once(&mut self, code: Option<i32>) {
         self.send(&Order::End { code });

@@ -101,9 +101,11 @@ fn config_with(knobs: &[(&str, &str)]) -> Config {
     let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
     let given =
         |name: &str| knobs.iter().find(|(knob, _)| *knob == name).map(|(_, value)| value.into());
+    let always =
+        |name: &str| crate::KNOBS.iter().find(|(knob, _)| *knob == name).map(|(_, it)| it.into());
     let knob = |name: &str| match name {
         "MC_KVFERRY_CACHE_DIR" => Some(cache.clone().into()),
-        name => given(name),
+        name => given(name).or_else(|| always(name)),
     };
     Config::from_lookup(knob).expect("the folder is absolute, the cases know the rest")
 }

@@ -64,6 +64,9 @@ pub(crate) struct Options {
     /// How bytes move
     #[arg(long, default_value = "peer")]
     transport: Transport,
+    /// Connections of --transport tcp, and of its ceiling
+    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u16).range(1..=64))]
+    lanes: u16,
     /// Also time a bare kernel launch of the same descriptors, packed, without the engine; of at
     /// most 2 million
     #[arg(long)]
@@ -99,6 +102,17 @@ enum Ops {
 enum Transport {
     /// Directly into the other process's memory, mapped over IPC
     Peer,
+    /// Over sockets of loopback; the ceiling is that of bare sockets
+    Tcp,
+}
+
+impl Transport {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Peer => "peer",
+            Self::Tcp => "tcp",
+        }
+    }
 }
 
 /// Transfers before the timed ones.
@@ -147,11 +161,19 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let peer_device = options.peer_device.unwrap_or(options.device);
     let mut json = options.json.as_deref().map(JsonLines::create).transpose()?;
     if let Some(interference) = options.interference {
+        if options.transport == Transport::Tcp {
+            return Err("--interference measures --transport peer alone".into());
+        }
         let works: Vec<_> = works.into_iter().zip(labels).collect();
         return interference::run(options, interference, directions, &works, json.as_mut());
     }
-    let mut prefill = Worker::start("prefill", options.device)?;
-    let mut decode = Worker::start("decode", peer_device)?;
+    let lanes = options.lanes.to_string();
+    let knobs: &[(&str, &str)] = match options.transport {
+        Transport::Peer => &[],
+        Transport::Tcp => &[("MC_FORCE_TCP", "1"), ("MC_TCP_LANES_PER_PEER", &lanes)],
+    };
+    let mut prefill = Worker::start_with("prefill", options.device, knobs)?;
+    let mut decode = Worker::start_with("decode", peer_device, knobs)?;
     prefill.open(&decode)?;
     decode.open(&prefill)?;
     eprintln!(
@@ -267,7 +289,10 @@ fn measure(
     let guards = guard(decode)?;
     let cold = run(prefill, decode, What::Pieces(form), 1)?;
     verify(decode, guards)?;
-    let ceiling = run(prefill, decode, What::Contiguous, CEILING_TIMES)?;
+    let ceiling = match options.transport {
+        Transport::Peer => run(prefill, decode, What::Contiguous, CEILING_TIMES)?,
+        Transport::Tcp => over_sockets(prefill, decode, options.lanes.into(), bytes)?,
+    };
     let mut bare = Ran::default();
     if options.bare && descriptors > MOST_BARE {
         say(&format!("no bare launch of {label}: {descriptors} pieces are more than {MOST_BARE}"));
@@ -308,7 +333,7 @@ fn measure(
         .map(|times| percentile(times, 50));
     Ok(Row {
         shape: label.to_owned(),
-        transport: "peer".to_owned(),
+        transport: options.transport.name().to_owned(),
         device: options.device.to_string(),
         peer_device: options.peer_device.unwrap_or(options.device).to_string(),
         op: direction.name().to_owned(),
@@ -338,6 +363,21 @@ fn measure(
         heap_bytes: timed.heap,
         cold_heap_bytes: cold.heap,
     })
+}
+
+/// The same bytes over as many bare sockets, from the prefill to the decode process.
+fn over_sockets(
+    prefill: &mut Worker,
+    decode: &mut Worker,
+    lanes: usize,
+    bytes: u64,
+) -> Result<Ran, Failure> {
+    match decode.ask(&Command::Receive { lanes })? {
+        Answer::Receives { port } => {
+            prefill.run(&Command::Send { port, lanes, bytes, times: WARM_UP + CEILING_TIMES })
+        }
+        other => Err(decode.unexpected(&other)),
+    }
 }
 
 /// Nearest-rank percentile.

@@ -13,6 +13,7 @@ pub mod random;
 mod report;
 pub mod shape;
 mod soak;
+mod sockets;
 mod transfer;
 mod worker;
 

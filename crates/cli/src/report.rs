@@ -26,7 +26,8 @@ pub(crate) struct Row {
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
     pub(crate) gbps: f64,
-    /// One contiguous copy of the same bytes in the same run.
+    /// One contiguous copy of the same bytes in the same run; of `tcp`, the same bytes over as many
+    /// bare sockets.
     pub(crate) ceiling_gbps: f64,
     pub(crate) ratio: f64,
     /// Median host time of submitting a batch.
@@ -198,7 +199,10 @@ pub(crate) fn table(rows: &[Row]) -> String {
         "p50 us",
         "p99 us",
         "GB/s",
-        "of contiguous",
+        match rows.first() {
+            Some(row) if row.transport == "tcp" => "of sockets",
+            _ => "of contiguous",
+        },
         "submit us",
         "submit ns/piece",
         "cold us",

@@ -22,6 +22,7 @@ use crate::interference::{LoadName, Pace, WindowRan, window};
 use crate::layout::Layout;
 use crate::pattern::{Verifier, guard_fill, source_fill, threads};
 use crate::soak::{self, Health};
+use crate::sockets;
 use crate::transfer::{Mover, Ran, Times, memory, nanoseconds, op};
 
 #[derive(Args, Debug)]
@@ -52,6 +53,10 @@ pub(crate) enum Command {
     StopLoad,
     /// Move the prepared work at a pace for a while, and read the load before and after.
     Window { direction: Direction, peer: u64, pace: Pace, milliseconds: u64 },
+    /// Receive on that many bare sockets.
+    Receive { lanes: usize },
+    /// Send to bare sockets of the other side.
+    Send { port: u16, lanes: usize, bytes: u64, times: usize },
     /// Report memory use.
     Usage,
     /// Free the buffer and forget the work.
@@ -90,6 +95,9 @@ pub(crate) enum Answer {
         bytes: u64,
     },
     Filled,
+    Receives {
+        port: u16,
+    },
     Ran(Ran),
     Soaked {
         batches: u64,
@@ -207,6 +215,11 @@ impl Worker {
                 self.window(direction, peer, pace, Duration::from_millis(milliseconds))
             }
             Command::Verify { source_seed, guard_seed } => self.verify(source_seed, guard_seed),
+            Command::Receive { lanes } => Ok(Answer::Receives { port: sockets::receive(lanes)? }),
+            Command::Send { port, lanes, bytes, times } => {
+                let whole = sockets::send(port, lanes, bytes, times)?;
+                Ok(Answer::Ran(Ran { whole, ..Ran::default() }))
+            }
             Command::Close => {
                 self.peer = None;
                 Ok(Answer::Closed)

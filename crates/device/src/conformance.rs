@@ -37,6 +37,8 @@ macro_rules! device_conformance {
                 pieces_of_every_alignment_and_length_arrive_whole_and_alone
                 many_more_pieces_than_the_ring_holds_arrive
                 small_and_large_in_one_submission_both_arrive
+                what_is_first_and_what_is_last_are_so
+                pinned_memory_is_seen_by_the_processor_and_the_device
                 an_empty_submission_completes
                 every_submission_completes_and_stays_complete
                 compact_copies_of_random_form_arrive_whole_and_alone
@@ -554,4 +556,96 @@ pub fn a_dropped_queue_leaves_its_copies_done(device: Arc<dyn Device>) {
     submit(&mut *queue, &mut SliceSource(&[]), &[copy]);
     drop(queue);
     assert_eq!(read(&device, memory.addr() + (32 << 20) - 64, 64), pattern(64, 9));
+}
+
+/// The bytes of a chain from one end to the other: first, then everything else, then last.
+pub(crate) struct Chain {
+    memory: Memory,
+    part: u64,
+    pieces: Vec<CopyDescriptor>,
+    large: Vec<CopyDescriptor>,
+}
+
+impl Chain {
+    pub(crate) fn new(device: &Arc<dyn Device>) -> Self {
+        const PART: u64 = 4 << 20;
+        let memory = allocate(device, 4 * PART);
+        let base = memory.addr();
+        let step = |at: u64, len: u64| CopyDescriptor {
+            src: base + PART + at,
+            dst: base + 2 * PART + at,
+            len,
+        };
+        // Half of the middle in more pieces than a launch of the small ring takes.
+        let pieces = (0..PART / 2 / 4096).map(|index| step(index * 4096, 4096)).collect();
+        let large = vec![step(PART / 2, PART / 4), step(PART / 4 * 3, PART / 4)];
+        Self { memory, part: PART, pieces, large }
+    }
+
+    pub(crate) fn source(&self) -> (u64, u64) {
+        (self.memory.addr(), self.part)
+    }
+
+    pub(crate) fn result(&self, device: &Arc<dyn Device>) -> Vec<u8> {
+        read(device, self.memory.addr() + 3 * self.part, self.part as usize)
+    }
+
+    pub(crate) fn submit(
+        &self,
+        queue: &mut dyn Queue,
+        kernel: bool,
+        after: Option<crate::Producer>,
+    ) -> Ticket {
+        let (base, len) = (self.memory.addr(), self.part);
+        let first = [CopyDescriptor { src: base, dst: base + len, len }];
+        let last = [CopyDescriptor { src: base + 2 * len, dst: base + 3 * len, len }];
+        let mut pieces = SliceSource(&self.pieces);
+        let mut work = Work {
+            large: &self.large,
+            first: &first,
+            last: &last,
+            kernel,
+            after,
+            ..Work::pieces(&mut pieces)
+        };
+        submit_work(queue, &mut work)
+    }
+}
+
+#[doc(hidden)]
+pub fn what_is_first_and_what_is_last_are_so(device: Arc<dyn Device>) {
+    let mut queue = queue(&device);
+    let chain = Chain::new(&device);
+    for byte in 1..9 {
+        let (source, len) = chain.source();
+        write(&device, source, &vec![byte; len as usize]);
+        let ticket = chain.submit(&mut *queue, byte % 2 == 0, None);
+        finish(&mut *queue, ticket);
+        assert!(chain.result(&device).iter().all(|&found| found == byte), "round {byte}");
+    }
+}
+
+#[doc(hidden)]
+pub fn pinned_memory_is_seen_by_the_processor_and_the_device(device: Arc<dyn Device>) {
+    let mut queue = queue(&device);
+    let mut pinned = Arc::clone(&device).allocate_pinned(100_000).expect("pinned memory");
+    assert_eq!((pinned.len(), pinned.bytes().len()), (100_000, 100_000));
+    assert!(pinned.bytes().iter().all(|&byte| byte == 0));
+    let memory = allocate(&device, 100_000);
+    for (at, byte) in pinned.bytes_mut().iter_mut().enumerate() {
+        *byte = at as u8;
+    }
+    let expected = pinned.bytes().to_vec();
+    let (host, there, len) = (pinned.addr(), memory.addr(), 100_000);
+    for (src, dst) in [(host, there), (there, host)] {
+        let ticket =
+            submit(&mut *queue, &mut SliceSource(&[]), &[CopyDescriptor { src, dst, len }]);
+        finish(&mut *queue, ticket);
+        if dst == there {
+            assert_eq!(read(&device, there, 100_000), expected);
+            pinned.bytes_mut().fill(0);
+        }
+    }
+    assert_eq!(pinned.bytes(), expected);
+    assert!(Arc::clone(&device).allocate_pinned(0).is_err());
 }

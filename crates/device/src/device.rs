@@ -4,7 +4,9 @@ use std::fmt::{self, Debug, Display};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use crate::driver::Pinned;
 use crate::error::Result;
+use crate::pinned::PinnedMemory;
 use crate::queue::{Queue, QueueOptions};
 
 /// Who makes the device.
@@ -184,6 +186,12 @@ pub trait Device: Debug + Send + Sync {
     /// Allocates device memory; contents undefined. Aligned to at least 256 bytes.
     fn allocate(self: Arc<Self>, bytes: u64) -> Result<Memory>;
 
+    /// Allocates page-locked host memory, zeroed, that the processor and this device both use.
+    ///
+    /// # Errors
+    /// The driver's, as for memory that there is no more of.
+    fn allocate_pinned(self: Arc<Self>, bytes: u64) -> Result<PinnedMemory>;
+
     /// The allocation that `addr` lies in.
     ///
     /// # Errors
@@ -258,6 +266,7 @@ pub trait Device: Debug + Send + Sync {
 /// The half of a device that ends what [`Memory`] and [`Mapping`] began.
 pub(crate) trait Release: Debug + Send + Sync {
     fn free(&self, addr: u64);
+    fn free_pinned(&self, memory: Pinned);
     fn close(&self, mapped: u64, len: u64);
     fn unmap_host(&self, host: u64, len: u64);
 }

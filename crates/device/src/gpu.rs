@@ -3,9 +3,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::device::{Allocation, Device, DeviceInfo, DeviceUuid, Export, Mapping, Memory, Release};
-use crate::driver::Driver;
+use crate::driver::{Driver, Pinned};
 use crate::error::{Error, Result};
 use crate::gpu_queue::GpuQueue;
+use crate::pinned::PinnedMemory;
 use crate::queue::{Queue, QueueOptions};
 
 #[derive(Debug)]
@@ -56,6 +57,17 @@ impl<D: Driver> Device for GpuDevice<D> {
             self.driver.allocate(bytes)?
         };
         Ok(Memory::new(addr, bytes, self))
+    }
+
+    fn allocate_pinned(self: Arc<Self>, bytes: u64) -> Result<PinnedMemory> {
+        if bytes == 0 || bytes > isize::MAX as u64 {
+            return Err(self.bad_size(bytes));
+        }
+        let pinned = {
+            let _scope = self.driver.enter()?;
+            self.driver.allocate_pinned(bytes)?
+        };
+        Ok(PinnedMemory::new(pinned, self))
     }
 
     fn allocation(&self, addr: u64) -> Result<Allocation> {
@@ -131,6 +143,13 @@ impl<D: Driver> Release for GpuDevice<D> {
         let freed = self.driver.enter().and_then(|_scope| self.driver.free(addr));
         if let Err(error) = freed {
             tracing::warn!(%error, addr, "device memory was not freed");
+        }
+    }
+
+    fn free_pinned(&self, memory: Pinned) {
+        let freed = self.driver.enter().and_then(|_scope| self.driver.free_pinned(memory));
+        if let Err(error) = freed {
+            tracing::warn!(%error, bytes = memory.len, "pinned memory was not freed");
         }
     }
 

@@ -69,6 +69,8 @@ struct Open<D: Driver> {
     started: bool,
     /// Streams with work of it, as a bit set; unused with a gate.
     streams: u64,
+    /// All of it runs on one stream, in order.
+    in_order: bool,
     last_stream: usize,
     slots: usize,
     gate: Option<Gate<D>>,
@@ -174,6 +176,9 @@ impl<D: Driver> GpuQueue<D> {
         open.started = true;
         if let Some(gate) = &open.gate {
             return gate.stream;
+        }
+        if open.in_order && open.streams != 0 {
+            return self.streams[open.last_stream];
         }
         self.next_stream = (self.next_stream + 1) % self.streams.len();
         open.streams |= 1 << self.next_stream;
@@ -505,6 +510,7 @@ impl<D: Driver> Queue for GpuQueue<D> {
         let mut open = Open {
             started: false,
             streams: 0,
+            in_order: !(work.first.is_empty() && work.last.is_empty()),
             last_stream: self.next_stream,
             slots: 0,
             gate: None,
@@ -572,6 +578,7 @@ impl<D: Driver> Drop for GpuQueue<D> {
         let mut none = Open {
             started: false,
             streams: 0,
+            in_order: false,
             last_stream: 0,
             slots: 0,
             gate: None,

@@ -17,12 +17,14 @@ mod exports;
 mod gpu;
 mod gpu_queue;
 mod host;
+mod host_bytes;
 mod kernel;
 pub mod load;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 mod page_lock;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 mod peers;
+mod pinned;
 pub mod private_file;
 mod queue;
 mod software;
@@ -44,6 +46,8 @@ pub use device::{
 };
 pub use error::{Error, Left, Result, SubmitError};
 pub use host::{host, host_uuid};
+pub use host_bytes::HostBytes;
+pub use pinned::PinnedMemory;
 pub use queue::{
     CompactCopy, CompactEnd, Completions, Consumer, CopyDescriptor, CopySource, Producer, Queue,
     QueueOptions, SliceSource, Ticket, Work,

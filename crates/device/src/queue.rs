@@ -76,6 +76,10 @@ pub struct Work<'a> {
     pub compact: &'a [CompactCopy<'a>],
     /// For DMA, one each.
     pub large: &'a [CopyDescriptor],
+    /// For DMA, one each: everything else starts when these have landed.
+    pub first: &'a [CopyDescriptor],
+    /// For DMA, one each: they start when everything else has landed.
+    pub last: &'a [CopyDescriptor],
     /// Whether the kernel may run. Where it may not, or where there is none, a piece is one DMA
     /// and a compact copy as few 2-D DMAs as its strides allow.
     pub kernel: bool,
@@ -92,6 +96,8 @@ impl<'a> Work<'a> {
             pieces,
             compact: &[],
             large: &[],
+            first: &[],
+            last: &[],
             kernel: true,
             after: None,
             max_grid_blocks: u32::MAX,
@@ -104,6 +110,8 @@ impl Debug for Work<'_> {
         f.debug_struct("Work")
             .field("compact", &self.compact.len())
             .field("large", &self.large.len())
+            .field("first", &self.first.len())
+            .field("last", &self.last.len())
             .field("kernel", &self.kernel)
             .field("after", &self.after)
             .finish_non_exhaustive()
@@ -208,8 +216,9 @@ pub trait Queue: Debug + Send {
     /// On `Err` earlier copies of the same submission may be running:
     /// [`SubmitError::left`](crate::SubmitError) says until when.
     ///
-    /// Copies of a submission have no order: a byte that two of them write, or that one reads and
-    /// another writes, is undefined afterwards.
+    /// Copies of a submission have no order, except that [`Work::first`] comes before and
+    /// [`Work::last`] behind the others: a byte that two of them write, or that one reads and another
+    /// writes, is undefined afterwards. A submission with either list runs on one stream.
     ///
     /// # Safety
     /// Until the submission is done:

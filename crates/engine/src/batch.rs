@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::mapping::OpenMapping;
 use crate::registry::{HostLock, Pin};
 use crate::target::Target;
+use crate::transport::tcp::Transfer;
 
 /// Names a batch of one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,6 +51,11 @@ pub enum Path {
     Mixed,
     /// The processor.
     Memcpy,
+    /// A socket, without pinned memory in between: host memory in place, or GPU memory piece by
+    /// piece.
+    Tcp,
+    /// A socket, through pinned slots and the device's copy kernel.
+    TcpStaged,
 }
 
 impl Path {
@@ -71,6 +77,8 @@ impl Display for Path {
             Self::Dma => "dma",
             Self::Mixed => "mixed",
             Self::Memcpy => "memcpy",
+            Self::Tcp => "tcp",
+            Self::TcpStaged => "tcp-staged",
         })
     }
 }
@@ -95,11 +103,17 @@ pub(crate) struct Pending {
 }
 
 /// Whatever a running batch waits for.
-pub(crate) type AllPending = Arc<[Pending]>;
+#[derive(Clone, Debug, Default)]
+pub(crate) struct AllPending {
+    /// Of the device's queue.
+    pub(crate) submissions: Arc<[Pending]>,
+    /// Over TCP.
+    pub(crate) transfer: Option<Arc<Transfer>>,
+}
 
 /// What a batch keeps alive until its copies are quiet. Locks end before the pins that keep their
 /// memory registered.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Holds {
     pub(crate) targets: Vec<Target>,
     pub(crate) _locks: Vec<Arc<HostLock>>,
@@ -196,10 +210,7 @@ impl Batches {
     pub(crate) fn look(&self, id: BatchId) -> Result<(BatchStatus, Option<AllPending>)> {
         let mut state = self.state();
         let batch = state.get(id)?;
-        Ok((
-            batch.status.clone(),
-            batch.running.as_ref().map(|running| Arc::clone(&running.pending)),
-        ))
+        Ok((batch.status.clone(), batch.running.as_ref().map(|running| running.pending.clone())))
     }
 
     /// The status, and what `ask` says of what the batch waits for if it runs. `ask` is quick: it
@@ -207,7 +218,7 @@ impl Batches {
     pub(crate) fn ask<T>(
         &self,
         id: BatchId,
-        ask: impl FnOnce(&[Pending]) -> T,
+        ask: impl FnOnce(&AllPending) -> T,
     ) -> Result<(BatchStatus, Option<T>)> {
         let mut state = self.state();
         let batch = state.get(id)?;
@@ -223,9 +234,14 @@ impl Batches {
         let failure = match &end {
             End::Unknown(error) => Some(error.clone()),
             End::Quiet => {
-                running.failure.or_else(|| running.holds.targets.iter().find_map(Target::lost))
+                let lost = || running.holds.targets.iter().find_map(Target::lost);
+                let transfer = running.pending.transfer.as_ref();
+                running.failure.or_else(lost).or_else(|| transfer.and_then(|it| it.failure()))
             }
         };
+        if running.pending.transfer.as_ref().is_some_and(|transfer| transfer.fell_back()) {
+            batch.status.path = batch.status.path.and(Path::Tcp);
+        }
         match failure {
             None => {
                 batch.status.state = State::Completed;
@@ -289,7 +305,7 @@ mod tests {
         batches.release(stale).expect("it ended");
         for _ in 0..1_000_000 {
             let id = batches.insert_completed();
-            assert_eq!(batches.look(stale), Err(Error::UnknownBatch(stale)));
+            assert_eq!(batches.look(stale).err(), Some(Error::UnknownBatch(stale)));
             batches.release(id).expect("it ended");
         }
         assert_eq!(batches.release(stale), Err(Error::UnknownBatch(stale)));

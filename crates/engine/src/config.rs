@@ -28,7 +28,8 @@ pub struct Config {
     pub high_priority: bool,
     /// Use the copy kernel where there is one. `MC_KVFERRY_KERNEL`.
     pub kernel: bool,
-    /// Refuse batches that the copy kernel should take where there is none. `MC_KVFERRY_STRICT`.
+    /// Refuse batches that would go a slower way: without the copy kernel that should take them, or
+    /// over TCP without staging. `MC_KVFERRY_STRICT`.
     pub strict: bool,
     /// Every pair of devices proves itself before traffic uses it. `MC_KVFERRY_PROOF`.
     pub proof: bool,
@@ -50,6 +51,26 @@ pub struct Config {
     /// Folders of ROCm's libraries, looked into after all places that the loader knows: that of
     /// ROCm's own variable `ROCM_PATH`, and the one where AMD's packages install.
     pub rocm_directories: Vec<PathBuf>,
+    /// Use TCP for peers that could be reached through mappings, too. `MC_FORCE_TCP`.
+    pub force_tcp: bool,
+    /// Connections to one peer. `MC_TCP_LANES_PER_PEER`.
+    pub tcp_lanes: usize,
+    /// Most bytes that one lane stages and sends at a time. `MC_TCP_SLICE_SIZE`.
+    pub tcp_slice_bytes: u64,
+    /// A peer that makes no progress for this long counts as gone. `MC_TCP_STATUS_TIMEOUT_SEC`.
+    pub tcp_status_timeout: Duration,
+    /// Stage GPU memory in pinned host memory. `MC_TCP_GPU_STAGING`.
+    pub tcp_staging: bool,
+    /// Bytes of a staging slot. `MC_TCP_GPU_STAGING_SLOT_MB`.
+    pub tcp_staging_slot_bytes: u64,
+    /// Staging slots of one device. `MC_TCP_GPU_STAGING_SLOTS`.
+    pub tcp_staging_slots: usize,
+    /// Threads that serve all sockets. `MC_KVFERRY_TCP_THREADS`.
+    pub tcp_threads: usize,
+    /// Want checksums of all payload. `MC_KVFERRY_TCP_CHECKSUMS`.
+    pub tcp_checksums: bool,
+    /// Holds the key that both ends of a lane must have. `MC_KVFERRY_AUTH_KEY_FILE`.
+    pub auth_key_file: Option<PathBuf>,
     settings: Vec<Setting>,
 }
 
@@ -149,7 +170,7 @@ pub const KNOBS: &[Knob] = &[
         name: "MC_KVFERRY_STRICT",
         default: "0",
         accepts: "1 or 0 (on or off)",
-        about: "1 refuses a batch that the copy kernel should take on a device that has none; 0 copies it by DMA and says so once",
+        about: "1 refuses a batch that would go a slower way, by DMA for lack of a copy kernel or over TCP without staging; 0 lets it and says so once",
     },
     Knob {
         name: "MC_KVFERRY_PROOF",
@@ -195,6 +216,66 @@ pub const KNOBS: &[Knob] = &[
         default: UNSET,
         accepts: "1 to 1000000",
         about: "MC_KVFERRY_BATCH_MIN for AMD GPUs, where that is not set",
+    },
+    Knob {
+        name: "MC_FORCE_TCP",
+        default: UNSET,
+        accepts: "anything: that it is set is what counts",
+        about: "set, peers on this host are reached by TCP, too",
+    },
+    Knob {
+        name: "MC_TCP_LANES_PER_PEER",
+        default: "4",
+        accepts: "1 to 64",
+        about: "connections to one peer that share its transfers",
+    },
+    Knob {
+        name: "MC_TCP_SLICE_SIZE",
+        default: "2M",
+        accepts: "4K to 64M bytes (suffixes K, M, G)",
+        about: "bytes that one lane stages and sends at a time; slots are cut into slices of this",
+    },
+    Knob {
+        name: "MC_TCP_STATUS_TIMEOUT_SEC",
+        default: "10",
+        accepts: "1 to 86400 seconds",
+        about: "a peer that makes no progress over TCP for this long counts as gone",
+    },
+    Knob {
+        name: "MC_TCP_GPU_STAGING",
+        default: "1",
+        accepts: "1 or 0 (on or off)",
+        about: "0 copies GPU memory for TCP piece by piece through pageable memory",
+    },
+    Knob {
+        name: "MC_TCP_GPU_STAGING_SLOT_MB",
+        default: "16",
+        accepts: "1 to 1024 MiB",
+        about: "size of a pinned staging slot; each has as much GPU memory beside it",
+    },
+    Knob {
+        name: "MC_TCP_GPU_STAGING_SLOTS",
+        default: "8",
+        accepts: "1 to 256",
+        about: "pinned staging slots of one device; half send, half receive",
+    },
+    Knob {
+        name: "MC_KVFERRY_TCP_THREADS",
+        default: "8",
+        accepts: "1 to 64",
+        about: "threads that serve the sockets of an engine that uses TCP",
+    },
+    Knob {
+        name: "MC_KVFERRY_TCP_CHECKSUMS",
+        default: "0",
+        accepts: "1 or 0 (on or off)",
+        about: "1 wants a checksum of every slice that goes over TCP",
+    },
+    Knob {
+        name: "MC_KVFERRY_AUTH_KEY_FILE",
+        default: UNSET,
+        accepts: "an absolute path",
+        about: "a file of mode 0600 with the key that both ends of a TCP lane must have",
     },
 ];
 
@@ -285,6 +366,20 @@ impl Config {
                 .read_if_set("MC_HIP_BATCH_COPY_MIN", within(BATCH_MIN))?
                 .map(|least| least as usize),
             rocm_directories: rocm_directories(&lookup),
+            force_tcp: reader.read_if_set("MC_FORCE_TCP", |_| Some(()))?.is_some(),
+            tcp_lanes: reader.read("MC_TCP_LANES_PER_PEER", within(1..=64))? as usize,
+            tcp_slice_bytes: reader.read("MC_TCP_SLICE_SIZE", sized(4 << 10..=64 << 20))?,
+            tcp_status_timeout: reader.read("MC_TCP_STATUS_TIMEOUT_SEC", seconds(1))?,
+            tcp_staging: reader.read("MC_TCP_GPU_STAGING", choice(&["1", "on"], &["0", "off"]))?,
+            tcp_staging_slot_bytes: reader.read("MC_TCP_GPU_STAGING_SLOT_MB", within(1..=1024))?
+                << 20,
+            tcp_staging_slots: reader.read("MC_TCP_GPU_STAGING_SLOTS", within(1..=256))? as usize,
+            tcp_threads: reader.read("MC_KVFERRY_TCP_THREADS", within(1..=64))? as usize,
+            tcp_checksums: reader
+                .read("MC_KVFERRY_TCP_CHECKSUMS", choice(&["1", "on"], &["0", "off"]))?,
+            auth_key_file: reader.read_if_set("MC_KVFERRY_AUTH_KEY_FILE", |text| {
+                Some(PathBuf::from(text)).filter(|path| path.is_absolute())
+            })?,
             settings: reader.settings,
         })
     }
@@ -435,7 +530,8 @@ mod tests {
 
     #[test]
     fn every_knob_refuses_garbage_and_names_itself_the_value_and_the_accepted_form() {
-        for knob in KNOBS.iter().filter(|knob| knob.name != "MC_DISABLE_HIP") {
+        let presence = ["MC_DISABLE_HIP", "MC_FORCE_TCP"];
+        for knob in KNOBS.iter().filter(|knob| !presence.contains(&knob.name)) {
             for garbage in [
                 "",
                 " ",

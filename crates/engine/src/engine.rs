@@ -1,3 +1,4 @@
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -5,7 +6,7 @@ use std::time::{Duration, Instant};
 use kvferry_device::{Consumer, Device, Export};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::batch::{BatchId, BatchStatus, Batches, End, State};
+use crate::batch::{AllPending, BatchId, BatchStatus, Batches, End, Holds, State};
 use crate::buffer::Buffer;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -14,9 +15,10 @@ use crate::plan::Op;
 use crate::profile::Tuning;
 use crate::registry::Registry;
 use crate::request::{Copies, Part, SubmitOptions};
-use crate::segment::{AllocationKey, Exports, Identity, Segment};
+use crate::segment::{AllocationKey, Exports, Identity, NoExports, Segment};
 use crate::target::Target;
-use crate::transport::peer::Peer;
+use crate::transport::peer::{Peer, Submitted};
+use crate::transport::tcp::{Listener, Tcp};
 
 /// Moves bytes between registered memory here and at a peer.
 ///
@@ -30,6 +32,8 @@ pub struct Engine {
     registry: Arc<Registry>,
     mappings: Arc<MappingCache>,
     peer: Peer,
+    /// Made when it is first needed.
+    tcp: Mutex<Option<Arc<Tcp>>>,
     batches: Batches,
     notifier: OnceLock<Arc<Notifier>>,
 }
@@ -53,6 +57,7 @@ impl Engine {
             config,
             devices,
             registry: Registry::of_engine(incarnation),
+            tcp: Mutex::default(),
             batches: Batches::default(),
             notifier: OnceLock::new(),
         }))
@@ -168,7 +173,35 @@ impl Engine {
     /// # Errors
     /// [`Error::BadSegment`] if the segment contradicts itself.
     pub fn open(&self, name: &str, segment: Segment, exports: Arc<dyn Exports>) -> Result<Target> {
-        Target::new(name.to_owned(), segment, exports, Arc::clone(&self.mappings))
+        Target::new(name.to_owned(), segment, exports, Arc::clone(&self.mappings), None)
+    }
+
+    /// Opens a peer's segment as a target that is reached by TCP, by lanes to the peer's
+    /// [`Listener`] at `address`, a `host:port`. They connect when a transfer first needs them.
+    ///
+    /// # Errors
+    /// As [`Engine::open`], [`Error::AuthKey`], and [`Error::System`] for no more threads.
+    pub fn open_tcp(&self, name: &str, segment: Segment, address: &str) -> Result<Target> {
+        let session = self.tcp()?.session(name, address, segment.incarnation);
+        let mappings = Arc::clone(&self.mappings);
+        Target::new(name.to_owned(), segment, Arc::new(NoExports), mappings, Some(session))
+    }
+
+    /// Serves the registered memory to lanes of other engines, until the listener is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Listen`], and as [`Engine::open_tcp`].
+    pub fn listen(&self, address: SocketAddr) -> Result<Listener> {
+        self.tcp()?.listen(&self.registry, address)
+    }
+
+    fn tcp(&self) -> Result<Arc<Tcp>> {
+        let mut tcp = self.tcp.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(tcp) = &*tcp {
+            return Ok(Arc::clone(tcp));
+        }
+        let made = Arc::new(Tcp::new(&self.config, &self.devices, self.incarnation)?);
+        Ok(Arc::clone(tcp.insert(made)))
     }
 
     /// Starts copying and returns without waiting.
@@ -202,14 +235,52 @@ impl Engine {
     /// # Errors
     /// As [`Engine::submit`].
     pub fn submit_parts(&self, parts: &[Part<'_>], options: &SubmitOptions) -> Result<BatchId> {
-        let Some(submitted) = self.peer.submit(&self.registry, parts, options)? else {
+        if let Some(lost) = parts.iter().find_map(|part| part.target.lost()) {
+            return Err(lost);
+        }
+        let over_tcp =
+            |part: &&Part<'_>| part.target.session().is_some() && !part.copies.are_empty();
+        let far: Vec<_> = parts.iter().filter(over_tcp).collect();
+        let planned = match far.is_empty() {
+            true => None,
+            false => {
+                let tcp = self.tcp()?;
+                let planned = tcp.plan(&self.peer, &self.registry, &far)?;
+                Some((tcp, planned))
+            }
+        };
+        let near: Vec<_> =
+            parts.iter().filter(|part| part.target.session().is_none()).copied().collect();
+        let parts_here = if planned.is_none() { parts } else { &near };
+        let submitted = self.peer.submit(&self.registry, parts_here, options)?;
+        let Some((submitted, transfer)) = (match planned {
+            None => submitted.map(|submitted| (submitted, None)),
+            Some((tcp, (planned, summary))) => {
+                let mut all = submitted.unwrap_or_else(Submitted::nothing);
+                all.bytes += summary.bytes;
+                all.path = all.path.and(summary.path);
+                let Holds { targets, _pins, .. } = summary.holds;
+                all.holds.targets.extend(targets);
+                all.holds._pins.extend(_pins);
+                let started = tcp.start(&self.peer, planned, options.after);
+                match started {
+                    Ok(transfer) => Some((all, Some(transfer))),
+                    Err(error) if all.pending.is_empty() => return Err(error),
+                    Err(error) => {
+                        all.failure.get_or_insert(error);
+                        Some((all, None))
+                    }
+                }
+            }
+        }) else {
             return Ok(self.batches.insert_completed());
         };
         if let Some(error) = &submitted.failure {
             tracing::warn!(%error, "a batch failed while it was submitted");
         }
-        let crate::transport::peer::Submitted { pending, failure, bytes, path, holds } = submitted;
-        let id = self.batches.insert_running(pending.into(), failure, bytes, path, holds);
+        let Submitted { pending, failure, bytes, path, holds } = submitted;
+        let pending = AllPending { submissions: pending.into(), transfer };
+        let id = self.batches.insert_running(pending, failure, bytes, path, holds);
         if let Some(notifier) = self.notifier.get() {
             notifier.wake();
         }
@@ -225,7 +296,15 @@ impl Engine {
     /// [`Error::UnknownBatch`], and the device's if the stream cannot wait.
     pub fn signal(&self, id: BatchId, consumer: Consumer) -> Result<()> {
         let (_, pending) = self.batches.look(id)?;
-        pending.map_or(Ok(()), |pending| self.peer.signal(&pending, consumer))
+        let Some(pending) = pending else { return Ok(()) };
+        if pending.transfer.is_some_and(|transfer| !transfer.ended()) {
+            return Err(Error::Device(kvferry_device::Error::NotOrderable {
+                device: "TCP".into(),
+                what: "stream",
+                reason: "no device knows when a transfer over TCP ends; wait for the batch".into(),
+            }));
+        }
+        self.peer.signal(&pending.submissions, consumer)
     }
 
     /// The batch's status now. Does not block, and asks no driver; asking again after the end gives
@@ -234,7 +313,7 @@ impl Engine {
     /// # Errors
     /// [`Error::UnknownBatch`].
     pub fn poll(&self, id: BatchId) -> Result<BatchStatus> {
-        let end = match self.batches.ask(id, |pending| self.peer.ended(pending))? {
+        let end = match self.batches.ask(id, |pending| self.has_ended(pending))? {
             (status, None | Some(Ok(false))) => return Ok(status),
             (_, Some(Ok(true))) => End::Quiet,
             (_, Some(Err(error))) => End::Unknown(error.into()),
@@ -244,6 +323,11 @@ impl Engine {
             self.ended(id, &status);
         }
         Ok(status)
+    }
+
+    fn has_ended(&self, pending: &AllPending) -> Result<bool, kvferry_device::Error> {
+        let transfer = pending.transfer.as_ref();
+        Ok(self.peer.ended(&pending.submissions)? && transfer.is_none_or(|it| it.ended()))
     }
 
     /// Polls until the batch ends or the time is over; then its status is still `Running`.
@@ -295,7 +379,14 @@ impl Engine {
 
     /// Bytes of pinned memory that the engine holds for itself.
     pub fn pinned_bytes(&self) -> u64 {
-        self.peer.pinned_bytes()
+        self.peer.pinned_bytes() + self.staging_bytes()
+    }
+
+    /// Of them, those that stage GPU memory for TCP: slots times their size, per device that uses
+    /// them.
+    pub fn staging_bytes(&self) -> u64 {
+        let tcp = self.tcp.lock().unwrap_or_else(PoisonError::into_inner);
+        tcp.as_ref().map_or(0, |tcp| tcp.pinned_bytes())
     }
 
     /// Ends every batch that can be ended, and returns how many still run.

@@ -479,6 +479,50 @@ pub enum Error {
         /// The devices that there are.
         devices: String,
     },
+    /// A transfer over TCP failed. Its destination is undefined.
+    #[error("the transfer with {peer} over TCP failed: {reason}")]
+    Tcp {
+        /// The peer.
+        peer: String,
+        /// What it said, or what was seen of it.
+        reason: String,
+    },
+    /// Memory that the peer does not serve over TCP.
+    #[error("{peer} does not serve its region at {addr:#x} over TCP")]
+    NotServed {
+        /// The peer.
+        peer: String,
+        /// First byte of the region.
+        addr: u64,
+    },
+    /// GPU memory would go over TCP by a slower path.
+    #[error(
+        "{device} would move this batch to or from {peer} piece by piece over TCP: {reason} (MC_KVFERRY_STRICT=1 refuses that)"
+    )]
+    NotStaged {
+        /// The device.
+        device: String,
+        /// The peer.
+        peer: String,
+        /// Why it is not staged.
+        reason: String,
+    },
+    /// The key of the lanes cannot be used.
+    #[error("MC_KVFERRY_AUTH_KEY_FILE={path}: {reason}")]
+    AuthKey {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Nothing can listen there.
+    #[error("listening for lanes on {address}: {reason}")]
+    Listen {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// The system's word.
+        reason: String,
+    },
     /// The system refused something that the engine needs.
     #[error("{call} failed: {reason}")]
     System {

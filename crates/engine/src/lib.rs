@@ -35,10 +35,12 @@ pub use segment::{
     AllocationKey, Exports, ExportsError, Identity, Segment, SegmentAllocation, SegmentRegion,
 };
 pub use target::Target;
+pub use transport::tcp::Listener;
 
 /// The device layer: what an engine runs on.
 pub use kvferry_device as device;
 pub use kvferry_device::{Consumer, Producer};
+pub use kvferry_wire::segment::SegmentRef;
 
 /// The planner's inside, for the criterion benchmark alone.
 #[doc(hidden)]

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use kvferry_device::{Allocation, Device, DeviceUuid, Export, Mapping};
+use kvferry_wire::segment::SegmentRef;
 
 use crate::error::{Error, Result};
 use crate::plan::Window;
@@ -18,6 +19,8 @@ pub(crate) struct Region {
     /// Index of its device in the engine.
     pub(crate) device: usize,
     pub(crate) allocation: AllocationKey,
+    /// What peers call it over TCP.
+    pub(crate) segment: SegmentRef,
     /// Batches in flight that use it.
     users: AtomicUsize,
 }
@@ -36,6 +39,10 @@ impl Pin {
     fn new(region: &Arc<Region>) -> Self {
         region.users.fetch_add(1, Ordering::AcqRel);
         Self(Arc::clone(region))
+    }
+
+    pub(crate) fn region(&self) -> &Region {
+        &self.0
     }
 }
 
@@ -124,9 +131,40 @@ pub(crate) fn in_process(incarnation: Identity) -> Option<Arc<Registry>> {
 #[derive(Debug, Default)]
 struct Regions {
     by_addr: BTreeMap<u64, Arc<Region>>,
+    /// By number of their segments.
+    segments: Vec<NamedSegment>,
+    /// Numbers that name no region.
+    free_segments: Vec<usize>,
     allocations: HashMap<AllocationKey, Exported>,
     /// Built when a submission first needs it after a change.
     table: Option<Arc<Table>>,
+}
+
+/// What a segment's number names over TCP.
+#[derive(Debug, Default)]
+struct NamedSegment {
+    /// Grows with every region that gets the number.
+    generation: u64,
+    /// None before it is registered and after it is withdrawn.
+    region: Option<Arc<Region>>,
+}
+
+impl Regions {
+    /// A name that no region has or had.
+    fn name_segment(&mut self) -> SegmentRef {
+        let number = self.free_segments.pop().unwrap_or_else(|| {
+            self.segments.push(NamedSegment::default());
+            self.segments.len() - 1
+        });
+        self.segments[number].generation += 1;
+        SegmentRef { segment: number as u64, generation: self.segments[number].generation }
+    }
+
+    fn publish(&mut self, region: Arc<Region>) {
+        self.segments[region.segment.segment as usize].region = Some(Arc::clone(&region));
+        self.by_addr.insert(region.addr, region);
+        self.table = None;
+    }
 }
 
 /// An allocation with registered regions. That it can be exported was found out when the first one
@@ -190,9 +228,8 @@ impl Registry {
                 return self.register(devices, addr, len);
             }
         }
-        let region = Region { addr, len, device, allocation: key, users: AtomicUsize::new(0) };
-        state.by_addr.insert(addr, Arc::new(region));
-        state.table = None;
+        let (segment, users) = (state.name_segment(), AtomicUsize::new(0));
+        state.publish(Arc::new(Region { addr, len, device, allocation: key, segment, users }));
         Ok(())
     }
 
@@ -200,20 +237,29 @@ impl Registry {
     pub(crate) fn withdraw(&self, addr: u64) -> Result<Arc<Region>> {
         let mut state = self.state();
         let region = state.by_addr.remove(&addr).ok_or(Error::UnknownRegion { addr })?;
+        state.segments[region.segment.segment as usize].region = None;
         state.table = None;
         Ok(region)
     }
 
     /// Puts a withdrawn region back, because it is still in use.
     pub(crate) fn restore(&self, region: Arc<Region>) {
-        let mut state = self.state();
-        state.by_addr.insert(region.addr, region);
-        state.table = None;
+        self.state().publish(region);
+    }
+
+    /// Keeps the region of that name registered until the pin is dropped; none if it is not (any
+    /// more).
+    pub(crate) fn pin_segment(&self, name: SegmentRef) -> Option<Pin> {
+        let state = self.state();
+        let named = state.segments.get(usize::try_from(name.segment).ok()?)?;
+        let region = named.region.as_ref().filter(|_| named.generation == name.generation)?;
+        Some(Pin::new(region))
     }
 
     /// Ends a withdrawn region that nobody uses any more.
     pub(crate) fn forget(&self, region: &Region) {
         let mut state = self.state();
+        state.free_segments.push(region.segment.segment as usize);
         let Some(exported) = state.allocations.get_mut(&region.allocation) else { return };
         exported.regions -= 1;
         let unused = exported.regions == 0;
@@ -310,6 +356,7 @@ impl Registry {
             addr: region.addr,
             len: region.len,
             allocation: region.allocation,
+            segment: Some(region.segment),
         });
         Segment {
             incarnation,

@@ -3,6 +3,7 @@
 use std::fmt::{self, Debug, Display};
 
 use kvferry_device::{DeviceUuid, Export, Vendor};
+use kvferry_wire::segment::SegmentRef;
 
 use crate::proof::{Mismatch, Probe};
 
@@ -75,6 +76,8 @@ pub struct SegmentRegion {
     pub len: u64,
     /// The allocation that it lies in.
     pub allocation: AllocationKey,
+    /// Its name over TCP; none if it is not served there.
+    pub segment: Option<SegmentRef>,
 }
 
 /// All registered memory of one engine at one moment.
@@ -119,3 +122,27 @@ pub trait Exports: Debug + Send + Sync {
 
 /// What keeps a peer from answering.
 pub type ExportsError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Of a target that nothing is mapped of.
+#[derive(Debug)]
+pub(crate) struct NoExports;
+
+impl NoExports {
+    fn none<T>() -> Result<T, ExportsError> {
+        Err("it is reached by TCP alone".into())
+    }
+}
+
+impl Exports for NoExports {
+    fn fetch(&self, _: AllocationKey) -> Result<Export, ExportsError> {
+        Self::none()
+    }
+
+    fn probe(&self, _: DeviceUuid) -> Result<Probe, ExportsError> {
+        Self::none()
+    }
+
+    fn prove(&self, _: AllocationKey, _: u64) -> Result<Option<Mismatch>, ExportsError> {
+        Self::none()
+    }
+}

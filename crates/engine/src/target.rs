@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 
-use kvferry_device::{Device, Mapping};
+use kvferry_device::{Device, DeviceUuid, Mapping};
+use kvferry_wire::segment::SegmentRef;
 
 use crate::error::{Error, Result};
 use crate::mapping::{Keeper, MappingCache, MappingKey, OpenMapping};
@@ -11,6 +12,7 @@ use crate::plan::Window;
 use crate::proof::Pair;
 use crate::registry::{Registry, in_process};
 use crate::segment::{AllocationKey, Exports, Identity, Segment, SegmentAllocation};
+use crate::transport::tcp::Session;
 
 /// A peer that transfers can name. Clones are the same target; mappings close when the last clone
 /// and the last batch that uses them are gone, or earlier if there are too many.
@@ -34,7 +36,19 @@ struct Inner {
     exports: Arc<dyn Exports>,
     cache: Arc<MappingCache>,
     keeper: Keeper,
+    /// If it is reached by TCP and not through mappings.
+    session: Option<Arc<Session>>,
     lost: OnceLock<String>,
+}
+
+/// A region of the peer's as TCP names it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RemoteRegion {
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    pub(crate) segment: Option<SegmentRef>,
+    /// Index of its allocation.
+    allocation: usize,
 }
 
 /// The peer's regions at one moment.
@@ -45,9 +59,29 @@ pub(crate) struct RemoteTable {
     /// Per window: index into `list`.
     allocations: Vec<usize>,
     list: Vec<SegmentAllocation>,
+    /// By address.
+    regions: Vec<RemoteRegion>,
 }
 
 impl RemoteTable {
+    /// The position of the region that holds an address that is in a window.
+    pub(crate) fn region_at(&self, addr: u64) -> usize {
+        self.regions.partition_point(|region| region.addr <= addr).saturating_sub(1)
+    }
+
+    pub(crate) fn region(&self, at: usize) -> &RemoteRegion {
+        &self.regions[at]
+    }
+
+    /// The device that a region lies on.
+    pub(crate) fn device_of(&self, region: &RemoteRegion) -> DeviceUuid {
+        self.list[region.allocation].key.device
+    }
+
+    pub(crate) fn region_count(&self) -> usize {
+        self.regions.len()
+    }
+
     pub(crate) fn allocation(&self, window: usize) -> &SegmentAllocation {
         &self.list[self.allocations[window]]
     }
@@ -70,8 +104,12 @@ impl RemoteTable {
                 return Err(bad(format!("allocation {} is listed twice", allocation.key.id)));
             }
         }
-        let mut table =
-            Self { windows: Vec::new(), allocations: Vec::new(), list: segment.allocations };
+        let mut table = Self {
+            windows: Vec::new(),
+            allocations: Vec::new(),
+            list: segment.allocations,
+            regions: Vec::new(),
+        };
         let mut regions = segment.regions;
         regions.sort_unstable_by_key(|region| region.addr);
         for region in regions {
@@ -86,6 +124,12 @@ impl RemoteTable {
             if !inside {
                 return Err(bad(format!("region {:#x} leaves its allocation", region.addr)));
             }
+            table.regions.push(RemoteRegion {
+                addr: region.addr,
+                len: region.len,
+                segment: region.segment,
+                allocation: index,
+            });
             if let Some(last) = table.windows.last_mut() {
                 let end = last.start + last.len;
                 if end > region.addr {
@@ -109,6 +153,7 @@ impl Target {
         segment: Segment,
         exports: Arc<dyn Exports>,
         cache: Arc<MappingCache>,
+        session: Option<Arc<Session>>,
     ) -> Result<Self> {
         let (incarnation, process, pid) = (segment.incarnation, segment.process, segment.pid);
         let registry = in_process(incarnation).map(|registry| Arc::downgrade(&registry));
@@ -126,6 +171,7 @@ impl Target {
                 exports,
                 cache,
                 keeper,
+                session,
                 lost,
             }),
         })
@@ -170,6 +216,9 @@ impl Target {
             tracing::warn!(peer = %self.inner.name, reason, "peer lost");
             self.inner.cache.release(self.inner.keeper, |_| false);
             self.inner.cache.proofs.forget(self.inner.process);
+            if let Some(session) = &self.inner.session {
+                session.stop(reason);
+            }
         }
     }
 
@@ -177,6 +226,11 @@ impl Target {
     pub fn lost(&self) -> Option<Error> {
         let reason = self.inner.lost.get()?.clone();
         Some(Error::PeerLost { peer: self.inner.name.clone(), reason })
+    }
+
+    /// If it is reached by TCP: its lanes.
+    pub(crate) fn session(&self) -> Option<&Arc<Session>> {
+        self.inner.session.as_ref()
     }
 
     /// How many of its allocations are mapped here now.

@@ -6,10 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use kvferry_device::{DeviceUuid, Vendor};
-use kvferry_engine::{AllocationKey, Engine, Identity, Segment, SegmentAllocation, SegmentRegion};
+use kvferry_engine::{
+    AllocationKey, Engine, Identity, Listener, Segment, SegmentAllocation, SegmentRegion,
+};
 use kvferry_wire::segment::{self as wire, Descriptor, Extension, Protocol, SegmentError};
 use kvferry_wire::{Id, Uuid};
 
+use crate::batch_port;
 use crate::error::NodeError;
 
 /// What a node's threads share.
@@ -23,6 +26,8 @@ pub(crate) struct Local {
     pub(crate) socket: String,
     /// Connections that ended because of what they said.
     pub(crate) rejected: AtomicU64,
+    /// Where the batch protocol is spoken, if it is.
+    pub(crate) batch: Option<Listener>,
 }
 
 impl Local {
@@ -64,7 +69,7 @@ impl Local {
             length: region.len,
             device: Uuid(region.allocation.device.0),
             id: region.allocation.id,
-            segment: None,
+            segment: self.batch.as_ref().and(region.segment),
         });
         Extension {
             version: wire::VERSION,
@@ -75,7 +80,7 @@ impl Local {
             socket: self.socket.clone(),
             allocations: allocations.collect(),
             regions: regions.collect(),
-            batch: None,
+            batch: self.batch.as_ref().map(batch_port::describe),
         }
     }
 }
@@ -105,6 +110,7 @@ pub(crate) fn segment(peer: &str, extension: &Extension) -> Segment {
         addr: region.addr,
         len: region.length,
         allocation: AllocationKey { device: DeviceUuid(region.device.0), id: region.id },
+        segment: region.segment,
     });
     Segment {
         incarnation: Identity(extension.incarnation.0),

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod batch_port;
 mod channel;
 mod describe;
 mod error;

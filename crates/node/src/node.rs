@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kvferry_engine::{Engine, Identity};
 
 use crate::address::Address;
+use crate::batch_port;
 use crate::describe::{self, Local};
 use crate::error::NodeError;
 use crate::exports::{self, Connection};
@@ -22,11 +23,15 @@ pub struct NodeOptions {
     /// The `host:port` that peers open, if it is not the address listened on. Port 0 stands for
     /// the port listened on.
     pub name: Option<String>,
+    /// Where peers that map no memory of this node reach it, by the batch protocol; port 0 takes any
+    /// free one. Loopback by default; `None` serves no such peer.
+    pub batch_listen: Option<SocketAddr>,
 }
 
 impl Default for NodeOptions {
     fn default() -> Self {
-        Self { listen: (Ipv4Addr::LOCALHOST, 0).into(), name: None }
+        let any = (Ipv4Addr::LOCALHOST, 0).into();
+        Self { listen: any, name: None, batch_listen: Some(any) }
     }
 }
 
@@ -44,7 +49,7 @@ impl Node {
     /// Starts to serve `engine`'s registered memory.
     ///
     /// # Errors
-    /// [`NodeError::Listen`] if the port is taken; [`NodeError::NameMissing`] if it listens on all
+    /// [`NodeError::Listen`] if the port is taken; the engine's for that of the batch protocol; [`NodeError::NameMissing`] if it listens on all
     /// addresses and no name is given; [`NodeError::BadAddress`] for the name.
     pub fn start(engine: Arc<Engine>, options: &NodeOptions) -> Result<Arc<Self>, NodeError> {
         let listen = options.listen;
@@ -61,12 +66,14 @@ impl Node {
         let socket = format!("kvferry-{}", Identity::random());
         let exports = socket::listen_unix(&socket)
             .map_err(|error| NodeError::system("listening on a Unix socket", error))?;
+        let batch = options.batch_listen.map(|address| engine.listen(address)).transpose()?;
         let local = Arc::new(Local {
             engine,
             name: name(given, bound),
             host: describe::boot_id()?,
             socket,
             rejected: AtomicU64::new(0),
+            batch,
         });
         let node = Self {
             monitor: Monitor::start()?,
@@ -119,8 +126,10 @@ impl Node {
         let extension = descriptor
             .kvferry
             .ok_or_else(|| unreachable("unknown (it is no kvferry node)".into()))?;
-        if extension.host != ours {
-            return Err(unreachable(extension.host.to_string()));
+        if extension.host != ours || self.local.engine.config().force_tcp {
+            let target = batch_port::open(&self.local, name, &address, &extension)?;
+            let target = target.ok_or_else(|| unreachable(extension.host.to_string()))?;
+            return Ok(Peer::new(address, target, None));
         }
         let connection = Arc::new(Connection::open(name, &extension)?);
         let segment = describe::segment(name, &extension);
@@ -128,7 +137,7 @@ impl Node {
         let watch = self.monitor.watch(Arc::clone(connection.socket()), target.clone());
         let incarnation = extension.incarnation;
         tracing::debug!(node = self.name(), peer = name, %incarnation, regions = extension.regions.len(), "opened a peer on this host");
-        Ok(Peer::new(address, target, watch))
+        Ok(Peer::new(address, target, Some(watch)))
     }
 }
 

@@ -11,11 +11,12 @@ use crate::monitor::Watch;
 pub struct Peer {
     address: Address,
     target: Target,
-    _watch: Watch,
+    /// Of a peer on this host.
+    _watch: Option<Watch>,
 }
 
 impl Peer {
-    pub(crate) fn new(address: Address, target: Target, watch: Watch) -> Self {
+    pub(crate) fn new(address: Address, target: Target, watch: Option<Watch>) -> Self {
         Self { address, target, _watch: watch }
     }
 

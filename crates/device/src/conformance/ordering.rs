@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{allocate, eventually, finish, read, submit, submit_work, write};
+use super::{Chain, allocate, eventually, finish, read, submit, submit_work, write};
 use crate::{
     CompactCopy, CompactEnd, Consumer, CopyDescriptor, Device, Error, Left, Producer, QueueOptions,
     SliceSource, Work,
@@ -47,6 +47,7 @@ macro_rules! ordering_conformance {
             $crate::ordering_conformance!(@cases $open;
                 a_transfer_waits_for_its_producer_and_moves_what_it_wrote
                 a_held_producer_holds_up_no_other_transfer
+                what_is_first_waits_for_the_producer_too
                 held_transfers_end_in_whatever_order_their_producers_do
                 a_consumer_waits_for_a_transfer_without_the_host
                 a_wait_for_the_producer_is_no_stall
@@ -325,4 +326,24 @@ pub fn transfers_beside_a_capture_leave_its_graph_valid((device, stream): Applic
     std::thread::scope(|scope| scope.spawn(everything).join()).expect("works beside a capture");
     everything();
     assert!(stream.end_capture(), "the graph was broken");
+}
+
+#[doc(hidden)]
+pub fn what_is_first_waits_for_the_producer_too((device, stream): Application) {
+    let stream = stream();
+    let chain = Chain::new(&device);
+    let mut queue = Arc::clone(&device).queue(&QueueOptions::default()).expect("a queue");
+    let completions = queue.completions();
+    let (source, len) = chain.source();
+    write(&device, source, &vec![1; len as usize]);
+    stream.hold();
+    // SAFETY: nobody else uses these bytes until the submission, which waits.
+    unsafe { stream.fill(source, 2, len) };
+    // SAFETY: the stream lives longer than the submission.
+    let after = unsafe { Producer::stream(stream.handle()) };
+    let ticket = chain.submit(&mut *queue, true, Some(after));
+    assert!(!completions.done(ticket));
+    stream.open();
+    finish(&mut *queue, ticket);
+    assert!(chain.result(&device).iter().all(|&byte| byte == 2));
 }

@@ -19,6 +19,8 @@ impl<D: Driver> GpuQueue<D> {
     /// # Safety
     /// As [`Queue::submit`]; the driver's scope is entered.
     pub(super) unsafe fn enqueue(&mut self, open: &mut Open<D>, work: &mut Work<'_>) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.copy(open, work.first) }?;
         if work.kernel && self.kernel() {
             // SAFETY: the caller's contract.
             unsafe { self.launch_pieces(open, work.pieces) }?;
@@ -38,7 +40,9 @@ impl<D: Driver> GpuQueue<D> {
             unsafe { self.copy_compact(open, work.compact) }?;
         }
         // SAFETY: the caller's contract.
-        unsafe { self.copy(open, work.large) }
+        unsafe { self.copy(open, work.large) }?;
+        // SAFETY: the caller's contract.
+        unsafe { self.copy(open, work.last) }
     }
 
     /// # Safety

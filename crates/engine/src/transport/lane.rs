@@ -28,14 +28,26 @@ pub(super) struct Lane {
 
 impl Lane {
     pub(super) fn open(device: Arc<dyn Device>, config: &Config) -> Result<Self> {
+        Self::open_with(
+            device,
+            config,
+            &QueueOptions { streams: config.streams, ..Default::default() },
+        )
+    }
+
+    /// Opens a queue with so many streams and such a ring; the rest is the device's tuning.
+    pub(super) fn open_with(
+        device: Arc<dyn Device>,
+        config: &Config,
+        options: &QueueOptions,
+    ) -> Result<Self> {
         let tuning = Tuning::of_device(config, device.info());
         let options = QueueOptions {
-            streams: config.streams,
             max_grid_blocks: tuning.values.max_grid_blocks,
             tile_bytes: tuning.values.tile_bytes,
             high_priority: config.high_priority,
             stall_timeout: config.stall_timeout,
-            ..QueueOptions::default()
+            ..options.clone()
         };
         let queue = Arc::clone(&device).queue(&options)?;
         let completions = queue.completions();

@@ -4,3 +4,5 @@ mod lane;
 mod load;
 pub(crate) mod peer;
 mod place;
+mod staging;
+pub(crate) mod tcp;

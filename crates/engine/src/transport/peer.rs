@@ -29,7 +29,7 @@ use crate::target::Target;
 /// The peer transport of one engine.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    lanes: Vec<Lane>,
+    lanes: Vec<Arc<Lane>>,
     /// Whether the kernel is wanted where there is one.
     kernel: bool,
     /// Whether to refuse what a kernel that is missing should take.
@@ -57,9 +57,17 @@ pub(crate) struct Submitted {
     pub(crate) holds: Holds,
 }
 
+impl Submitted {
+    /// Of a batch that no device of this engine moves.
+    pub(crate) fn nothing() -> Self {
+        let holds = Holds::default();
+        Self { pending: Vec::new(), failure: None, bytes: 0, path: Path::None, holds }
+    }
+}
+
 impl Peer {
     pub(crate) fn new(config: &Config, devices: &[Arc<dyn Device>]) -> Result<Self> {
-        let lane = |device: &Arc<dyn Device>| Lane::open(Arc::clone(device), config);
+        let lane = |device: &Arc<dyn Device>| Lane::open(Arc::clone(device), config).map(Arc::new);
         Ok(Self {
             lanes: devices.iter().map(lane).collect::<Result<_>>()?,
             kernel: config.kernel,
@@ -89,6 +97,10 @@ impl Peer {
 
     pub(crate) fn device(&self, index: usize) -> &Arc<dyn Device> {
         &self.lanes[index].device
+    }
+
+    pub(super) fn lane(&self, index: usize) -> &Arc<Lane> {
+        &self.lanes[index]
     }
 
     pub(crate) fn pinned_bytes(&self) -> u64 {
@@ -298,7 +310,7 @@ impl Peer {
     }
 
     /// The one device that all local ends lie on. `ends` gives each item's position and an address.
-    fn one_device<I: Iterator<Item = (usize, u64)>>(
+    pub(super) fn one_device<I: Iterator<Item = (usize, u64)>>(
         &self,
         local: &Table,
         scratch: &Scratch,

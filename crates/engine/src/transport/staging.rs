@@ -1,0 +1,534 @@
+//! Between a device's memory and sockets: pinned slots, cut into slices, and the copies that fill and
+//! empty them.
+//!
+//! Half of the slices send and half receive. A slice that sends is free once the socket took it,
+//! which depends on the peer; one that receives is free once its bytes are applied, which depends on
+//! this device alone. So two engines that send to each other never wait for each other's slices.
+
+use std::collections::VecDeque;
+use std::fmt::{self, Debug};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use kvferry_device::{
+    Capabilities, CopyDescriptor, CopySource, Device, Left, Memory, PinnedMemory, QueueOptions,
+    SliceSource, Ticket, Vendor, Work,
+};
+use tokio::sync::Notify;
+
+use super::lane::Lane;
+use crate::config::Config;
+use crate::error::{Error, Result};
+
+/// Which way the bytes of a slice go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Send,
+    Receive,
+}
+
+/// Address and bytes of a piece of device memory.
+pub(super) type Piece = (u64, u64);
+
+/// Up to so many pieces are one DMA each, without the kernel and the bounce buffer.
+const FEW: usize = 4;
+
+/// Pageable slices of one device and direction, for when there are no pinned ones.
+const PAGEABLE: usize = 16;
+
+/// The staging of an engine.
+#[derive(Debug)]
+pub(super) struct Staging {
+    config: Config,
+    devices: Vec<Arc<dyn Device>>,
+    /// Per device; made when TCP first needs it.
+    pools: Vec<OnceLock<Result<Arc<Pool>>>>,
+    watcher: Watcher,
+}
+
+impl Staging {
+    pub(super) fn new(config: &Config, devices: &[Arc<dyn Device>]) -> Result<Self> {
+        Ok(Self {
+            config: config.clone(),
+            devices: devices.to_vec(),
+            pools: devices.iter().map(|_| OnceLock::new()).collect(),
+            watcher: Watcher::start()?,
+        })
+    }
+
+    pub(super) fn device(&self, index: usize) -> &Arc<dyn Device> {
+        &self.devices[index]
+    }
+
+    /// Whether sockets use the device's memory in place.
+    pub(super) fn is_host(&self, index: usize) -> bool {
+        self.devices[index].info().vendor == Vendor::Host
+    }
+
+    /// Bytes of a slice, and of an extent on the wire.
+    pub(super) fn slice_bytes(&self) -> u64 {
+        self.config.tcp_slice_bytes.min(self.config.tcp_staging_slot_bytes)
+    }
+
+    pub(super) fn pool(&self, index: usize) -> Result<Arc<Pool>> {
+        let open = || Pool::new(Arc::clone(&self.devices[index]), &self.config).map(Arc::new);
+        self.pools[index].get_or_init(open).clone()
+    }
+
+    pub(super) fn pinned_bytes(&self) -> u64 {
+        let pools = self.pools.iter().filter_map(|pool| pool.get()?.as_ref().ok());
+        pools.map(|pool| pool.pinned_bytes).sum()
+    }
+
+    pub(super) fn watcher(&self) -> &Watcher {
+        &self.watcher
+    }
+}
+
+/// Pinned memory and, for the kernel, device memory of the same size.
+#[derive(Debug)]
+struct Staged {
+    pinned: PinnedMemory,
+    bounce: Option<Memory>,
+}
+
+/// Things to take and to give back, and who waits for one.
+#[derive(Debug)]
+struct Shelf<T>(Mutex<ShelfState<T>>);
+
+#[derive(Debug)]
+struct ShelfState<T> {
+    free: Vec<T>,
+    waiters: Vec<Arc<Notify>>,
+}
+
+impl<T> Shelf<T> {
+    fn new(free: Vec<T>) -> Self {
+        Self(Mutex::new(ShelfState { free, waiters: Vec::new() }))
+    }
+
+    /// One of them; if there is none, `wake` is told once there is.
+    fn take(&self, wake: &Arc<Notify>) -> Option<T> {
+        let mut state = self.state();
+        let taken = state.free.pop();
+        if taken.is_none() && !state.waiters.iter().any(|waiter| Arc::ptr_eq(waiter, wake)) {
+            state.waiters.push(Arc::clone(wake));
+        }
+        taken
+    }
+
+    fn give_back(&self, it: T) {
+        let mut state = self.state();
+        state.free.push(it);
+        let waiters = std::mem::take(&mut state.waiters);
+        drop(state);
+        waiters.iter().for_each(|waiter| waiter.notify_one());
+    }
+
+    fn state(&self) -> MutexGuard<'_, ShelfState<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The slices of one device.
+#[derive(Debug)]
+pub(super) struct Pool {
+    // First, so that its copies have ended when the memory goes.
+    lane: Arc<Lane>,
+    send: Shelf<Staged>,
+    receive: Shelf<Staged>,
+    pageable_send: Shelf<Vec<u8>>,
+    pageable_receive: Shelf<Vec<u8>>,
+    pinned_bytes: u64,
+    slice_bytes: u64,
+    /// Slices that send.
+    pub(super) send_slices: usize,
+    kernel: bool,
+    strict: bool,
+    /// A fallback was warned about.
+    warned: AtomicBool,
+}
+
+impl Pool {
+    fn new(device: Arc<dyn Device>, config: &Config) -> Result<Self> {
+        let slice_bytes = config.tcp_slice_bytes.min(config.tcp_staging_slot_bytes);
+        let count = match config.tcp_staging {
+            true => config.tcp_staging_slots as u64 * config.tcp_staging_slot_bytes / slice_bytes,
+            false => 0,
+        };
+        let kernel = config.kernel && device.info().capabilities.contains(Capabilities::KERNEL);
+        let options = QueueOptions {
+            streams: count.clamp(1, 16) as usize,
+            ring_slots: 8,
+            slot_descriptors: 8192,
+            ..QueueOptions::default()
+        };
+        let lane = Lane::open_with(Arc::clone(&device), config, &options)?;
+        let mut slices = Vec::new();
+        for _ in 0..count {
+            let pinned = Arc::clone(&device).allocate_pinned(slice_bytes)?;
+            let bounce = match kernel {
+                true => Some(Arc::clone(&device).allocate(slice_bytes)?),
+                false => None,
+            };
+            slices.push(Staged { pinned, bounce });
+        }
+        let receive = slices.split_off(slices.len() / 2);
+        tracing::debug!(device = %device.info(), slices = count, slice_bytes, kernel, "staging for TCP");
+        let pageable = || Shelf::new(vec![Vec::new(); PAGEABLE]);
+        Ok(Self {
+            send_slices: slices.len(),
+            lane: Arc::new(lane),
+            send: Shelf::new(slices),
+            receive: Shelf::new(receive),
+            pageable_send: pageable(),
+            pageable_receive: pageable(),
+            pinned_bytes: count * slice_bytes,
+            slice_bytes,
+            kernel,
+            strict: config.strict,
+            warned: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether there is pinned memory that way.
+    pub(super) fn is_staged(&self, side: Side) -> bool {
+        self.pinned_bytes > 0 && (side == Side::Receive || self.send_slices > 0)
+    }
+
+    /// A free slice; if there is none, `wake` is told when it is worth to ask again. Who has waited
+    /// long gets pageable memory.
+    ///
+    /// # Errors
+    /// [`Error::NotStaged`] in strict mode, in the place of pageable memory.
+    pub(super) fn take(
+        self: &Arc<Self>,
+        side: Side,
+        waited_long: bool,
+        wake: &Arc<Notify>,
+    ) -> Result<Option<Slice>> {
+        let (pinned, pageable) = match side {
+            Side::Send => (&self.send, &self.pageable_send),
+            Side::Receive => (&self.receive, &self.pageable_receive),
+        };
+        let slice = |bytes| Some(Slice { bytes: Some(bytes), side, pool: Arc::clone(self) });
+        if self.is_staged(side) {
+            if let Some(staged) = pinned.take(wake) {
+                return Ok(slice(Bytes::Staged(staged)));
+            }
+            if !waited_long {
+                return Ok(None);
+            }
+        }
+        self.fall_back("a peer", if self.pinned_bytes > 0 { "all slots are busy" } else { OFF })?;
+        Ok(pageable.take(wake).and_then(|mut bytes| {
+            bytes.resize(self.slice_bytes as usize, 0);
+            slice(Bytes::Pageable(bytes))
+        }))
+    }
+
+    /// Warns once of a slower path, or refuses it in strict mode.
+    pub(super) fn fall_back(&self, peer: &str, reason: &str) -> Result<()> {
+        let device = self.lane.device.info();
+        if self.strict {
+            let (device, reason) = (device.to_string(), reason.to_owned());
+            return Err(Error::NotStaged { device, peer: peer.to_owned(), reason });
+        }
+        if !self.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(%device, peer, reason, "GPU memory goes over TCP piece by piece, which is slower");
+        }
+        Ok(())
+    }
+
+    /// Whether the kernel gathers and scatters; without it that is one DMA a piece.
+    pub(super) fn kernel(&self) -> bool {
+        self.kernel
+    }
+}
+
+/// Why nothing is staged where that was asked for.
+pub(super) const OFF: &str = "MC_TCP_GPU_STAGING is off";
+
+/// Memory between a device and a socket; its pool gets it back when it is dropped.
+pub(super) struct Slice {
+    /// Taken by `Drop` alone.
+    bytes: Option<Bytes>,
+    side: Side,
+    pool: Arc<Pool>,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    Staged(Staged),
+    Pageable(Vec<u8>),
+}
+
+impl Debug for Slice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slice").field("side", &self.side).finish_non_exhaustive()
+    }
+}
+
+impl Slice {
+    pub(super) fn bytes(&self) -> &[u8] {
+        match &self.bytes {
+            Some(Bytes::Staged(staged)) => staged.pinned.bytes(),
+            Some(Bytes::Pageable(bytes)) => bytes,
+            None => &[],
+        }
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        match &mut self.bytes {
+            Some(Bytes::Staged(staged)) => staged.pinned.bytes_mut(),
+            Some(Bytes::Pageable(bytes)) => bytes,
+            None => &mut [],
+        }
+    }
+
+    pub(super) fn is_pinned(&self) -> bool {
+        matches!(self.bytes, Some(Bytes::Staged(_)))
+    }
+}
+
+impl Drop for Slice {
+    fn drop(&mut self) {
+        match (self.bytes.take(), self.side) {
+            (Some(Bytes::Staged(staged)), Side::Send) => self.pool.send.give_back(staged),
+            (Some(Bytes::Staged(staged)), Side::Receive) => self.pool.receive.give_back(staged),
+            (Some(Bytes::Pageable(bytes)), Side::Send) => self.pool.pageable_send.give_back(bytes),
+            (Some(Bytes::Pageable(bytes)), Side::Receive) => {
+                self.pool.pageable_receive.give_back(bytes);
+            }
+            (None, _) => {}
+        }
+    }
+}
+
+/// What is told when a copy has ended: the slice, unless a device that is lost may still use it.
+pub(super) type Done = Box<dyn FnOnce(Option<Slice>, Result<()>) + Send>;
+
+/// Fills a slice from device memory, or the other way round, by its side: `pieces` side by side are
+/// the first `len` bytes of the slice.
+///
+/// # Safety
+/// The pieces lie in registered memory that `hold` keeps registered, and nobody else relies on those
+/// that are written.
+pub(super) unsafe fn copy(
+    watcher: &Watcher,
+    slice: Slice,
+    pieces: impl Iterator<Item = Piece> + Send + 'static,
+    len: u64,
+    hold: Arc<dyn Send + Sync>,
+    done: Done,
+) {
+    match &slice.bytes {
+        Some(Bytes::Staged(staged)) => {
+            let pool = Arc::clone(&slice.pool);
+            // SAFETY: the caller's contract; the slice is kept until the copy has ended.
+            let submitted = unsafe { pool.submit(staged, slice.side, pieces, len) };
+            let (ticket, failure) = match submitted {
+                Ok(ticket) => (ticket, None),
+                Err(error) => match error.left {
+                    Left::Nothing => return done(Some(slice), Err(error.error.into())),
+                    Left::Until(ticket) => (ticket, Some(Error::from(error.error))),
+                    Left::Unknown => {
+                        pool.lane.lose(&error.error);
+                        (Ticket::NEVER, Some(error.error.into()))
+                    }
+                },
+            };
+            watcher.watch(
+                Arc::clone(&pool.lane),
+                ticket,
+                Box::new(move |ended| match ended {
+                    Ok(()) => {
+                        drop(hold);
+                        done(Some(slice), failure.map_or(Ok(()), Err));
+                    }
+                    Err(error) => {
+                        // The device may still use all of it.
+                        std::mem::forget((slice, hold));
+                        done(None, Err(error));
+                    }
+                }),
+            );
+        }
+        _ => {
+            tokio::task::spawn_blocking(move || {
+                let mut slice = slice;
+                // SAFETY: the caller's contract; `hold` is kept until it returns.
+                let copied = unsafe { copy_pageable(&mut slice, pieces) };
+                drop(hold);
+                done(Some(slice), copied);
+            });
+        }
+    }
+}
+
+/// # Safety
+/// As [`copy`].
+unsafe fn copy_pageable(slice: &mut Slice, pieces: impl Iterator<Item = Piece>) -> Result<()> {
+    let device = Arc::clone(&slice.pool.lane.device);
+    let (side, bytes) = (slice.side, slice.bytes_mut());
+    let mut at = 0;
+    for (addr, len) in pieces {
+        let part = &mut bytes[at..at + len as usize];
+        match side {
+            // SAFETY: the caller's contract.
+            Side::Send => unsafe { device.read(addr, part) }?,
+            // SAFETY: the caller's contract.
+            Side::Receive => unsafe { device.write(addr, part) }?,
+        }
+        at += len as usize;
+    }
+    Ok(())
+}
+
+impl Pool {
+    /// # Safety
+    /// As [`copy`]; `staged` is used until the submission is done.
+    unsafe fn submit(
+        &self,
+        staged: &Staged,
+        side: Side,
+        mut pieces: impl Iterator<Item = Piece>,
+        len: u64,
+    ) -> Result<Ticket, kvferry_device::SubmitError> {
+        let pinned = staged.pinned.addr();
+        let few: Vec<_> = pieces.by_ref().take(FEW + 1).collect();
+        let bounce = staged.bounce.as_ref().filter(|_| few.len() > FEW).map(Memory::addr);
+        let values = &self.lane.tuning.values;
+        let tiles = bounce.map_or(u64::MAX, |_| values.tile_bytes);
+        let middle = bounce.unwrap_or(pinned);
+        let mut source =
+            Tiles { pieces: few.into_iter().chain(pieces), now: (0, 0), middle, side, tiles };
+        let between = bounce.map(|bounce| match side {
+            Side::Send => CopyDescriptor { src: bounce, dst: pinned, len },
+            Side::Receive => CopyDescriptor { src: pinned, dst: bounce, len },
+        });
+        let mut work = Work {
+            kernel: bounce.is_some(),
+            max_grid_blocks: values.max_grid_blocks,
+            ..Work::pieces(&mut source)
+        };
+        match side {
+            Side::Send => work.last = between.as_slice(),
+            Side::Receive => work.first = between.as_slice(),
+        }
+        // SAFETY: the caller's contract; slices are inside their own allocations.
+        unsafe { self.lane.lock().submit(&mut work) }
+    }
+}
+
+/// Pieces as descriptors to or from a run of memory, no longer than a tile.
+struct Tiles<I> {
+    pieces: I,
+    now: Piece,
+    /// The next byte of the run.
+    middle: u64,
+    side: Side,
+    tiles: u64,
+}
+
+impl<I: Iterator<Item = Piece>> CopySource for Tiles<I> {
+    fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize {
+        for (count, place) in slot.iter_mut().enumerate() {
+            if self.now.1 == 0 {
+                match self.pieces.next() {
+                    Some(piece) => self.now = piece,
+                    None => return count,
+                }
+            }
+            let (addr, len) = (self.now.0, self.now.1.min(self.tiles));
+            *place = match self.side {
+                Side::Send => CopyDescriptor { src: addr, dst: self.middle, len },
+                Side::Receive => CopyDescriptor { src: self.middle, dst: addr, len },
+            };
+            self.middle += len;
+            self.now = (addr + len, self.now.1 - len);
+        }
+        slot.len()
+    }
+}
+
+/// Submits nothing but a wait for the caller's own work, and says when that is done.
+pub(super) fn wait_for(lane: &Arc<Lane>, producer: kvferry_device::Producer) -> Result<Ticket> {
+    let mut nothing = SliceSource(&[]);
+    let mut work = Work { after: Some(producer), ..Work::pieces(&mut nothing) };
+    // SAFETY: it copies nothing.
+    let submitted = unsafe { lane.lock().submit(&mut work) };
+    submitted.map_err(|error| error.error.into())
+}
+
+type Ended = Box<dyn FnOnce(Result<()>) + Send>;
+
+struct Watched {
+    lane: Arc<Lane>,
+    ticket: Ticket,
+    ended: Ended,
+}
+
+/// A thread that notices the ends of copies: no vendor's event wakes a task.
+#[derive(Debug)]
+pub(super) struct Watcher(Mutex<Sender<Watched>>);
+
+impl Watcher {
+    fn start() -> Result<Self> {
+        let (sender, receiver) = channel();
+        std::thread::Builder::new()
+            .name("kvferry-staging".into())
+            .spawn(move || watch(&receiver))
+            .map_err(|error| Error::System { call: "thread", reason: error.to_string() })?;
+        Ok(Self(Mutex::new(sender)))
+    }
+
+    /// Calls `ended` once the submission has ended, or its device is lost.
+    pub(super) fn watch(&self, lane: Arc<Lane>, ticket: Ticket, ended: Ended) {
+        let sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // The thread lives as long as the sender.
+        let _ = sender.send(Watched { lane, ticket, ended });
+    }
+}
+
+/// How long it polls before it naps: about a small copy's time.
+const SPIN: Duration = Duration::from_micros(50);
+const NAP: Duration = Duration::from_micros(20);
+
+fn watch(receiver: &Receiver<Watched>) {
+    let mut watched: VecDeque<Watched> = VecDeque::new();
+    let mut last_end = Instant::now();
+    loop {
+        loop {
+            let next = if watched.is_empty() {
+                last_end = Instant::now();
+                receiver.recv().map_err(|_| TryRecvError::Disconnected)
+            } else {
+                receiver.try_recv()
+            };
+            match next {
+                Ok(next) => watched.push_back(next),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) if watched.is_empty() => return,
+                Err(TryRecvError::Disconnected) => break,
+            }
+        }
+        let mut waiting = VecDeque::with_capacity(watched.len());
+        for it in watched.drain(..) {
+            let done = it.lane.completions.done(it.ticket);
+            match if done { Ok(()) } else { it.lane.check() } {
+                Ok(()) if !done => waiting.push_back(it),
+                ended => {
+                    last_end = Instant::now();
+                    (it.ended)(ended.map_err(Error::from));
+                }
+            }
+        }
+        watched = waiting;
+        if last_end.elapsed() > SPIN {
+            std::thread::sleep(NAP);
+        }
+    }
+}

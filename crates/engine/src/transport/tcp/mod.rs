@@ -1,0 +1,197 @@
+//! Copies to and from engines that no mapping reaches: over several TCP connections, by the batch
+//! protocol of `kvferry_wire`.
+//!
+//! A batch is checked as for any transport, and cut into requests; whichever lane of the peer is free
+//! takes the next one. The peer checks it again by itself: it serves names and offsets, never
+//! addresses.
+
+mod channel;
+mod layout;
+mod plan;
+mod server;
+mod session;
+mod transfer;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use kvferry_device::{Device, Producer};
+use kvferry_wire::batch::{Key, Limits};
+use rustix::fs::{Mode, OFlags};
+use tokio::runtime::{Builder, Handle, Runtime};
+
+use super::peer::Peer;
+use super::staging::{Staging, wait_for};
+use crate::config::{Config, OverlapCheck};
+use crate::error::{Error, Result};
+use crate::registry::Registry;
+use crate::segment::Identity;
+
+pub use server::Listener;
+pub(crate) use session::Session;
+pub(crate) use transfer::Transfer;
+
+/// The TCP transport of one engine: its threads, staging and lanes.
+#[derive(Debug)]
+pub(crate) struct Tcp {
+    shared: Arc<Shared>,
+    sessions: Mutex<HashMap<Peering, Weak<Session>>>,
+    overlap_check: OverlapCheck,
+    /// Taken by `Drop` alone.
+    runtime: Option<Runtime>,
+}
+
+/// Address and incarnation of a peer.
+type Peering = (String, [u8; 16]);
+
+/// What all connections of an engine share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    runtime: Handle,
+    staging: Arc<Staging>,
+    incarnation: Identity,
+    lanes: usize,
+    limits: Limits,
+    timeout: Duration,
+    key: Option<Key>,
+    checksums: bool,
+}
+
+impl Tcp {
+    pub(crate) fn new(
+        config: &Config,
+        devices: &[Arc<dyn Device>],
+        incarnation: Identity,
+    ) -> Result<Self> {
+        let key = config.auth_key_file.as_deref().map(read_key).transpose()?;
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(config.tcp_threads)
+            .thread_name("kvferry-tcp")
+            .enable_io()
+            .enable_time()
+            .build()
+            .map_err(|error| Error::System { call: "runtime", reason: error.to_string() })?;
+        let staging = Arc::new(Staging::new(config, devices)?);
+        let timeout = config.tcp_status_timeout;
+        let limits = Limits {
+            slot_bytes: staging.slice_bytes() as u32,
+            requests: 4,
+            progress_ms: timeout.as_millis() as u32,
+            ..Limits::default()
+        };
+        let shared = Arc::new(Shared {
+            runtime: runtime.handle().clone(),
+            staging,
+            incarnation,
+            lanes: config.tcp_lanes,
+            limits,
+            timeout,
+            key,
+            checksums: config.tcp_checksums,
+        });
+        tracing::debug!(threads = config.tcp_threads, "TCP started");
+        Ok(Self {
+            shared,
+            sessions: Mutex::default(),
+            overlap_check: config.overlap_check,
+            runtime: Some(runtime),
+        })
+    }
+
+    /// The lanes to that engine at that address; they connect when they have something to do.
+    pub(crate) fn session(&self, peer: &str, address: &str, incarnation: Identity) -> Arc<Session> {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.retain(|_, session| session.strong_count() > 0);
+        let key = (address.to_owned(), incarnation.0);
+        let known = sessions.get(&key).and_then(Weak::upgrade);
+        if let Some(session) = known.filter(|session| !session.is_stopped()) {
+            return session;
+        }
+        let session = Session::new(&self.shared, peer, address, incarnation);
+        sessions.insert(key, Arc::downgrade(&session));
+        session
+    }
+
+    /// Serves the registry's memory to other engines.
+    pub(crate) fn listen(
+        &self,
+        registry: &Arc<Registry>,
+        address: std::net::SocketAddr,
+    ) -> Result<Listener> {
+        Listener::start(&self.shared, registry, address)
+    }
+
+    /// Bytes of pinned memory for staging.
+    pub(crate) fn pinned_bytes(&self) -> u64 {
+        self.shared.staging.pinned_bytes()
+    }
+
+    /// Starts planned jobs, behind the producer if there is one.
+    ///
+    /// # Errors
+    /// If the producer cannot be waited for: nothing was started.
+    pub(crate) fn start(
+        &self,
+        peer: &Peer,
+        planned: plan::Planned,
+        after: Option<Producer>,
+    ) -> Result<Arc<Transfer>> {
+        let plan::Planned { jobs, transfer, device } = planned;
+        let submit = |jobs: Vec<(Arc<Session>, Vec<transfer::Job>)>| {
+            jobs.into_iter().for_each(|(session, jobs)| session.submit(jobs));
+        };
+        let Some(producer) = after else {
+            submit(jobs);
+            return Ok(transfer);
+        };
+        let lane = Arc::clone(peer.lane(device));
+        let ticket = wait_for(&lane, producer)?;
+        let ended = move |ended: Result<()>| match ended {
+            Ok(()) => submit(jobs),
+            Err(error) => {
+                let jobs = jobs.into_iter().flat_map(|(_, jobs)| jobs);
+                jobs.for_each(|job| job.end(Err(error.clone())));
+            }
+        };
+        self.shared.staging.watcher().watch(lane, ticket, Box::new(ended));
+        Ok(transfer)
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        let Some(runtime) = self.runtime.take() else { return };
+        // Waiting is not possible on a thread that runs tasks itself.
+        match Handle::try_current() {
+            Ok(_) => runtime.shutdown_background(),
+            Err(_) => drop(runtime),
+        }
+    }
+}
+
+/// Reads the key that both ends of a lane have, from a file that nobody else can read or write.
+fn read_key(path: &Path) -> Result<Key> {
+    let refused = |reason: String| Error::AuthKey { path: path.display().to_string(), reason };
+    let system = |error: rustix::io::Errno| refused(error.to_string());
+    // Not blocking, should it be a pipe.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(system)?;
+    let stat = rustix::fs::fstat(&file).map_err(system)?;
+    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
+        return Err(refused("it is not a regular file".into()));
+    }
+    if stat.st_mode & 0o077 != 0 || stat.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(refused("it has to be this user's, with mode 0600".into()));
+    }
+    let mut bytes = vec![0; Key::MOST + 1];
+    let mut count = 0;
+    loop {
+        match rustix::io::read(&file, &mut bytes[count..]).map_err(system)? {
+            0 => break,
+            more => count += more,
+        }
+    }
+    Key::new(&bytes[..count]).map_err(|error| refused(error.to_string()))
+}

@@ -1,0 +1,734 @@
+//! Transfers over TCP between two engines of this process, on host memory and on simulated GPUs.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvferry_device::Device;
+use kvferry_device::sim::{SimControl, SimOptions, sim};
+use kvferry_engine::{
+    BatchId, Buffer, Config, Copies, Engine, Error, Listener, Op, Paged, Pages, Path, Producer,
+    Range, State, Strided, SubmitOptions, Target,
+};
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const LEN: u64 = 4 << 20;
+
+fn config(knobs: &[(&str, &str)]) -> Config {
+    let defaults = [("MC_KVFERRY_CACHE_DIR", "off"), ("MC_KVFERRY_TCP_THREADS", "2")];
+    let lookup = |name: &str| {
+        let mut set = knobs.iter().chain(&defaults);
+        set.find(|(knob, _)| *knob == name).map(|(_, value)| value.into())
+    };
+    Config::from_lookup(lookup).expect("good knobs")
+}
+
+/// The engine that serves.
+struct Served {
+    buffer: Buffer,
+    listener: Listener,
+    engine: Arc<Engine>,
+}
+
+impl Served {
+    fn start(device: &Arc<dyn Device>, knobs: &[(&str, &str)]) -> Self {
+        let engine = Engine::new(config(knobs), vec![Arc::clone(device)]).expect("an engine");
+        let buffer = engine.allocate(device, LEN).expect("memory");
+        let listener = engine.listen("127.0.0.1:0".parse().unwrap()).expect("listens");
+        Self { buffer, listener, engine }
+    }
+
+    fn address(&self) -> String {
+        self.listener.address().to_string()
+    }
+}
+
+struct Pair {
+    target: Target,
+    local: Buffer,
+    engine: Arc<Engine>,
+    there: Served,
+}
+
+/// Knobs that make slices and lanes many and small.
+const SMALL: &[(&str, &str)] = &[
+    ("MC_TCP_SLICE_SIZE", "64K"),
+    ("MC_TCP_GPU_STAGING_SLOT_MB", "1"),
+    ("MC_TCP_GPU_STAGING_SLOTS", "2"),
+];
+
+fn host() -> Arc<dyn Device> {
+    kvferry_device::host().expect("host memory")
+}
+
+fn gpu() -> (Arc<dyn Device>, Arc<SimControl>) {
+    sim(&SimOptions::default()).expect("a simulated GPU")
+}
+
+impl Pair {
+    fn new(here: &Arc<dyn Device>, there: &Arc<dyn Device>, knobs: &[(&str, &str)]) -> Self {
+        let there = Served::start(there, knobs);
+        let engine = Engine::new(config(knobs), vec![Arc::clone(here)]).expect("an engine");
+        let local = engine.allocate(here, LEN).expect("memory");
+        let address = there.address();
+        let target = engine.open_tcp("peer", there.engine.segment(), &address).expect("opens");
+        Self { target, local, engine, there }
+    }
+
+    fn finish(&self, id: BatchId) -> (State, Path) {
+        let status = self.engine.wait(id, PATIENCE).expect("known");
+        assert_ne!(status.state, State::Running, "a batch does not end");
+        self.engine.release(id).expect("it ended");
+        (status.state, status.path)
+    }
+
+    fn whole(&self) -> [Range; 1] {
+        [Range { local: self.local.addr(), remote: self.there.buffer.addr(), len: LEN }]
+    }
+
+    /// Runs a request both ways and compares every byte with what the pieces say.
+    fn check<'a>(&self, copies: Copies<'a>, pieces: &[Range], random: &mut SmallRng) -> Path {
+        let mut path = Path::None;
+        for op in [Op::Write, Op::Read] {
+            let (source, destination) = match op {
+                Op::Write => (&self.local, &self.there.buffer),
+                Op::Read => (&self.there.buffer, &self.local),
+            };
+            let (bytes, mut expected) = (noise(random), noise(random));
+            source.write(0, &bytes).expect("inside");
+            destination.write(0, &expected).expect("inside");
+            let id = self.engine.submit(&self.target, op, copies).expect("submits");
+            let state;
+            (state, path) = self.finish(id);
+            assert_eq!(state, State::Completed, "{op:?}");
+            for piece in pieces {
+                let local = (piece.local - self.local.addr()) as usize;
+                let remote = (piece.remote - self.there.buffer.addr()) as usize;
+                let len = piece.len as usize;
+                let (from, to) = if op == Op::Write { (local, remote) } else { (remote, local) };
+                expected[to..to + len].copy_from_slice(&bytes[from..from + len]);
+            }
+            let mut found = vec![0; LEN as usize];
+            destination.read(0, &mut found).expect("inside");
+            let wrong = found.iter().zip(&expected).position(|(found, expected)| found != expected);
+            assert_eq!(wrong, None, "{op:?}: the first wrong byte");
+        }
+        path
+    }
+
+    /// Pieces of such lengths, apart and shuffled at both ends.
+    fn scattered(&self, len: impl Fn(&mut SmallRng) -> u64, random: &mut SmallRng) -> Vec<Range> {
+        let (mut lens, mut used) = (Vec::new(), 0);
+        loop {
+            let len = len(random);
+            let gap = random.random_range(0..3);
+            if used + len + gap > LEN {
+                break;
+            }
+            used += len + gap;
+            lens.push((len, gap));
+        }
+        let mut place = |base: u64| {
+            let mut order: Vec<usize> = (0..lens.len()).collect();
+            order.shuffle(random);
+            let (mut at, mut places) = (base, vec![0; lens.len()]);
+            for index in order {
+                places[index] = at;
+                at += lens[index].0 + lens[index].1;
+            }
+            places
+        };
+        let (local, remote) = (place(self.local.addr()), place(self.there.buffer.addr()));
+        let range =
+            |index: usize| Range { local: local[index], remote: remote[index], len: lens[index].0 };
+        (0..lens.len()).map(range).collect()
+    }
+}
+
+fn noise(random: &mut SmallRng) -> Vec<u8> {
+    let mut bytes = vec![0; LEN as usize];
+    random.fill(&mut bytes[..]);
+    bytes
+}
+
+fn random() -> SmallRng {
+    let seed = std::env::var("KVFERRY_TEST_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = seed.unwrap_or_else(rand::random);
+    println!("KVFERRY_TEST_SEED={seed}");
+    SmallRng::seed_from_u64(seed)
+}
+
+fn moves_shapes(here: &Arc<dyn Device>, there: &Arc<dyn Device>, knobs: &[(&str, &str)]) -> Path {
+    let (pair, mut random) = (Pair::new(here, there, knobs), random());
+    let whole = pair.whole();
+    let path = pair.check(Copies::Ranges(&whole), &whole, &mut random);
+    for shape in [
+        pair.scattered(|random| random.random_range(1..200), &mut random),
+        pair.scattered(|_| 2112, &mut random),
+        pair.scattered(|random| random.random_range(1..1 << 18), &mut random),
+    ] {
+        pair.check(Copies::Ranges(&shape), &shape, &mut random);
+    }
+    let strided = [Strided {
+        local: pair.local.addr() + 3,
+        remote: pair.there.buffer.addr() + 70,
+        len: 100,
+        count: 9000,
+        local_stride: 300,
+        remote_stride: 129,
+    }];
+    let pieces: Vec<_> = strided.iter().flat_map(|form| form.pieces()).collect();
+    pair.check(Copies::Strided(&strided), &pieces, &mut random);
+    let (mut here_pages, mut there_pages): (Vec<u32>, Vec<u32>) =
+        ((0..64).collect(), (0..64).collect());
+    here_pages.shuffle(&mut random);
+    there_pages.shuffle(&mut random);
+    let paged = [Paged::whole_pages(
+        Pages::whole(pair.local.addr(), &here_pages, 4096, 64 * 4096),
+        Pages::whole(pair.there.buffer.addr(), &there_pages, 4096 * 7, 4096),
+        7,
+        4001,
+    )];
+    let pieces: Vec<_> = paged.iter().flat_map(|form| form.pieces()).collect();
+    pair.check(Copies::Paged(&paged), &pieces, &mut random);
+    path
+}
+
+#[test]
+fn host_memory_arrives_whole_and_alone_by_one_lane_and_by_eight() {
+    for lanes in ["1", "8"] {
+        let path = moves_shapes(&host(), &host(), &[("MC_TCP_LANES_PER_PEER", lanes)]);
+        assert_eq!(path, Path::Tcp);
+    }
+}
+
+#[test]
+fn gpu_memory_is_staged_and_arrives_whole_and_alone() {
+    for lanes in ["1", "8"] {
+        let knobs = [SMALL, &[("MC_TCP_LANES_PER_PEER", lanes)]].concat();
+        let path = moves_shapes(&gpu().0, &gpu().0, &knobs);
+        assert_eq!(path, Path::TcpStaged);
+    }
+}
+
+#[test]
+fn host_and_gpu_memory_reach_each_other_whichever_end_is_which() {
+    assert_eq!(moves_shapes(&host(), &gpu().0, SMALL), Path::Tcp);
+    assert_eq!(moves_shapes(&gpu().0, &host(), SMALL), Path::TcpStaged);
+}
+
+#[test]
+fn checksums_of_all_payload_are_right_and_change_nothing() {
+    let knobs = [SMALL, &[("MC_KVFERRY_TCP_CHECKSUMS", "1")]].concat();
+    moves_shapes(&host(), &gpu().0, &knobs);
+    moves_shapes(&gpu().0, &host(), &knobs);
+}
+
+#[test]
+fn without_staging_bytes_arrive_the_slow_way_and_strict_mode_refuses() {
+    let off = [SMALL, &[("MC_TCP_GPU_STAGING", "0")]].concat();
+    assert_eq!(moves_shapes(&gpu().0, &host(), &off), Path::Tcp);
+    assert_eq!(moves_shapes(&host(), &gpu().0, &off), Path::Tcp);
+    let strict = [&off[..], &[("MC_KVFERRY_STRICT", "1")]].concat();
+    let pair = Pair::new(&gpu().0, &host(), &strict);
+    let refused = pair.engine.submit(&pair.target, Op::Write, &pair.whole());
+    assert!(matches!(refused, Err(Error::NotStaged { .. })), "{refused:?}");
+}
+
+#[test]
+fn one_slot_is_enough_for_both_ways_at_once() {
+    // One slice in all: one way has none and takes the slower path.
+    let knobs: &[(&str, &str)] = &[
+        ("MC_TCP_SLICE_SIZE", "1M"),
+        ("MC_TCP_GPU_STAGING_SLOT_MB", "1"),
+        ("MC_TCP_GPU_STAGING_SLOTS", "1"),
+    ];
+    moves_shapes(&gpu().0, &gpu().0, knobs);
+}
+
+#[test]
+fn without_a_kernel_each_piece_is_a_dma_and_arrives() {
+    let options = SimOptions { kernel: false, ..SimOptions::default() };
+    let gpu = || sim(&options).expect("a simulated GPU").0;
+    assert_eq!(moves_shapes(&gpu(), &gpu(), SMALL), Path::TcpStaged);
+    let strict = [SMALL, &[("MC_KVFERRY_STRICT", "1")]].concat();
+    let pair = Pair::new(&gpu(), &host(), &strict);
+    let refused = pair.engine.submit(&pair.target, Op::Write, &pair.whole());
+    assert!(matches!(refused, Err(Error::NotStaged { .. })), "{refused:?}");
+}
+
+#[test]
+fn pinned_memory_is_slots_times_their_size_and_no_more() {
+    let knobs = [SMALL, &[("MC_TCP_LANES_PER_PEER", "8")]].concat();
+    let pair = Pair::new(&gpu().0, &gpu().0, &knobs);
+    assert_eq!(pair.engine.staging_bytes(), 0, "nothing is staged yet");
+    let whole = pair.whole();
+    for _ in 0..20 {
+        let ids: Vec<_> = [Op::Write, Op::Read]
+            .map(|op| pair.engine.submit(&pair.target, op, &whole).expect("submits"))
+            .into();
+        ids.into_iter().for_each(|id| assert_eq!(pair.finish(id).0, State::Completed));
+    }
+    assert_eq!(pair.engine.staging_bytes(), 2 << 20);
+    assert_eq!(pair.there.engine.staging_bytes(), 2 << 20);
+}
+
+#[test]
+fn both_engines_write_to_each_other_with_few_slots_and_all_ends() {
+    let (one, other) = (Pair::new(&gpu().0, &gpu().0, SMALL), Pair::new(&gpu().0, &gpu().0, SMALL));
+    // The serving engine of each asks the other's, so every engine sends and receives.
+    let back = |from: &Pair, to: &Pair| {
+        let address = to.there.address();
+        let engine = Arc::clone(&from.there.engine);
+        let target = engine.open_tcp("back", to.there.engine.segment(), &address).expect("opens");
+        let range =
+            [Range { local: from.there.buffer.addr(), remote: to.there.buffer.addr(), len: LEN }];
+        (engine, target, range)
+    };
+    let (here, there) = (back(&one, &other), back(&other, &one));
+    for _ in 0..10 {
+        let mut running = Vec::new();
+        for (engine, target, range) in [&here, &there] {
+            for op in [Op::Write, Op::Read] {
+                running.push((engine, engine.submit(target, op, range).expect("submits")));
+            }
+        }
+        for (engine, id) in running {
+            assert_eq!(engine.wait(id, PATIENCE).expect("known").state, State::Completed);
+        }
+    }
+}
+
+#[test]
+fn a_transfer_waits_for_its_producer_and_holds_up_no_other() {
+    use kvferry_device::conformance::ApplicationStream;
+    let (device, control) = gpu();
+    let pair = Pair::new(&device, &host(), SMALL);
+    let stream = control.stream();
+    stream.hold();
+    let (local, len) = (pair.local.addr(), LEN / 2);
+    // SAFETY: the buffer outlives the stream's work, and nobody else uses this half meanwhile.
+    unsafe { stream.fill(local, 7, len) };
+    // SAFETY: the stream is the device's and alive.
+    let after = unsafe { Producer::stream(stream.handle()) };
+    let remote = pair.there.buffer.addr();
+    let held = [Range { local, remote, len }];
+    let part =
+        kvferry_engine::Part { target: &pair.target, op: Op::Write, copies: Copies::Ranges(&held) };
+    let options = SubmitOptions { after: Some(after), ..SubmitOptions::default() };
+    let waits = pair.engine.submit_parts(&[part], &options).expect("submits");
+    // As many others as would fill every slot go on.
+    for _ in 0..20 {
+        let other = [Range { local: local + len, remote: remote + len, len }];
+        let id = pair.engine.submit(&pair.target, Op::Write, &other).expect("submits");
+        assert_eq!(pair.finish(id).0, State::Completed);
+    }
+    assert_eq!(pair.engine.poll(waits).expect("known").state, State::Running);
+    stream.open();
+    assert_eq!(pair.finish(waits).0, State::Completed);
+    let mut found = vec![0; len as usize];
+    pair.there.buffer.read(0, &mut found).expect("inside");
+    assert!(found.iter().all(|&byte| byte == 7), "the source was read before it was written");
+}
+
+#[test]
+fn ranges_beyond_registered_memory_are_refused_before_anything_moves() {
+    let pair = Pair::new(&host(), &host(), &[]);
+    let (local, remote) = (pair.local.addr(), pair.there.buffer.addr());
+    for bad in [
+        Range { local, remote: remote + 1, len: LEN },
+        Range { local: local + 1, remote, len: LEN },
+        Range { local, remote: u64::MAX - 3, len: 8 },
+    ] {
+        let refused = pair.engine.submit(&pair.target, Op::Write, &[bad]);
+        assert!(matches!(refused, Err(Error::Range(_))), "{refused:?}");
+    }
+    let twice = [
+        Range { local, remote, len: 64 },
+        Range { local: local + 64, remote: remote + 8, len: 64 },
+    ];
+    let refused = pair.engine.submit(&pair.target, Op::Write, &twice);
+    assert!(matches!(refused, Err(Error::Range(_))), "{refused:?}");
+    assert_eq!(pair.there.listener.lanes(), 0, "nobody connected for it");
+}
+
+#[test]
+fn memory_that_was_withdrawn_or_replaced_is_refused_with_a_reason() {
+    let pair = Pair::new(&host(), &host(), &[]);
+    let device = &pair.there.engine.devices()[0];
+    let gone = pair.there.engine.allocate(device, 4096).expect("memory");
+    pair.target.refresh(pair.there.engine.segment()).expect("the same engine");
+    let range = [Range { local: pair.local.addr(), remote: gone.addr(), len: 4096 }];
+    let id = pair.engine.submit(&pair.target, Op::Write, &range).expect("submits");
+    assert_eq!(pair.finish(id).0, State::Completed);
+    drop(gone);
+    // The number of the segment is used again, its generation is not.
+    let _new = pair.there.engine.allocate(device, 4096).expect("memory");
+    let id = pair.engine.submit(&pair.target, Op::Write, &range).expect("still in the table");
+    let (state, _) = pair.finish(id);
+    let State::Failed(Error::Tcp { reason, .. }) = state else { panic!("{state:?}") };
+    assert!(reason.contains("unregistered"), "{reason}");
+    let id = pair.engine.submit(&pair.target, Op::Write, &pair.whole()).expect("submits");
+    assert_eq!(pair.finish(id).0, State::Completed, "the lane goes on");
+}
+
+#[test]
+fn forms_that_cross_regions_or_begin_before_one_arrive_like_any() {
+    let (pair, mut random) = (Pair::new(&host(), &gpu().0, SMALL), random());
+    let (local, remote) = (pair.local.addr(), pair.there.buffer.addr());
+    pair.there.engine.unregister(remote).expect("it is idle");
+    for (at, len) in [(0, LEN / 2), (LEN / 2, LEN / 2)] {
+        // SAFETY: the buffer's own memory, which lives until the end of the test.
+        unsafe { pair.there.engine.register(remote + at, len) }.expect("as before, in two");
+    }
+    pair.target.refresh(pair.there.engine.segment()).expect("the same engine");
+    let numbers: Vec<u32> = (2..66).collect();
+    let later: Vec<u32> = (100..164).collect();
+    for (there, addr, stride) in [(&numbers, remote, 32768), (&later, remote - 98 * 16384, 16384)] {
+        let paged = [Paged::whole_pages(
+            Pages::whole(local, &numbers, 8192, 4096),
+            Pages::whole(addr, there, stride, 4096),
+            2,
+            1000,
+        )];
+        let pieces: Vec<_> = paged.iter().flat_map(|form| form.pieces()).collect();
+        pair.check(Copies::Paged(&paged), &pieces, &mut random);
+    }
+    pair.there.engine.unregister(remote + LEN / 2).expect("it is idle");
+    pair.there.engine.unregister(remote).expect("it is idle");
+    // SAFETY: as before; the buffer unregisters it.
+    unsafe { pair.there.engine.register(remote, LEN) }.expect("as in the beginning");
+}
+
+#[test]
+fn unregistering_waits_for_what_a_peer_moves_and_later_requests_fail() {
+    for _ in 0..10 {
+        let pair = Pair::new(&host(), &gpu().0, SMALL);
+        let whole = pair.whole();
+        let submit = |op| pair.engine.submit(&pair.target, op, &whole).expect("submits");
+        let ids: Vec<_> = (0..8).map(|_| submit(Op::Read)).collect();
+        std::thread::yield_now();
+        pair.there.engine.unregister(pair.there.buffer.addr()).expect("it waits");
+        let mut failed = 0;
+        for id in ids {
+            match pair.finish(id).0 {
+                State::Completed => {}
+                State::Failed(Error::Tcp { reason, .. }) => {
+                    assert!(reason.contains("unregistered"), "{reason}");
+                    failed += 1;
+                }
+                state => panic!("{state:?}"),
+            }
+        }
+        println!("{failed} of 8 failed");
+        // The buffer unregisters when it is dropped.
+        // SAFETY: the buffer's own memory.
+        unsafe { pair.there.engine.register(pair.there.buffer.addr(), LEN) }.expect("as before");
+    }
+}
+
+#[test]
+fn a_peer_that_listens_no_more_ends_every_batch_with_a_reason() {
+    let Pair { target, local, engine, there } = Pair::new(&host(), &host(), SMALL);
+    let range = [Range { local: local.addr(), remote: there.buffer.addr(), len: LEN }];
+    let first = engine.submit(&target, Op::Write, &range).expect("submits");
+    assert_eq!(engine.wait(first, PATIENCE).expect("known").state, State::Completed);
+    let ids: Vec<_> =
+        (0..8).map(|_| engine.submit(&target, Op::Write, &range).expect("submits")).collect();
+    drop(there.listener);
+    for id in ids {
+        let state = engine.wait(id, PATIENCE).expect("known").state;
+        assert!(matches!(state, State::Completed | State::Failed(Error::Tcp { .. })), "{state:?}");
+    }
+    let last = engine.submit(&target, Op::Write, &range).expect("submits");
+    let state = engine.wait(last, PATIENCE).expect("known").state;
+    let State::Failed(Error::Tcp { reason, .. }) = state else { panic!("{state:?}") };
+    assert!(reason.contains("cannot connect"), "{reason}");
+}
+
+#[test]
+fn lanes_that_were_idle_or_cut_connect_again_without_losing_a_batch() {
+    let there = Served::start(&host(), SMALL);
+    let proxy = Proxy::start(there.address());
+    let engine = Engine::new(config(SMALL), vec![host()]).expect("an engine");
+    let local = engine.allocate(&engine.devices()[0], LEN).expect("memory");
+    let target = engine.open_tcp("peer", there.engine.segment(), &proxy.address).expect("opens");
+    let range = [Range { local: local.addr(), remote: there.buffer.addr(), len: LEN }];
+    for _ in 0..5 {
+        let id = engine.submit(&target, Op::Write, &range).expect("submits");
+        assert_eq!(engine.wait(id, PATIENCE).expect("known").state, State::Completed);
+        proxy.cut();
+    }
+}
+
+#[test]
+fn connections_cut_at_any_byte_lose_no_byte_and_leave_no_batch_open() {
+    let mut random = random();
+    for (here, there) in [(host(), gpu().0), (gpu().0, host())] {
+        let there = Served::start(&there, SMALL);
+        let proxy = Proxy::start(there.address());
+        let engine = Engine::new(config(SMALL), vec![here]).expect("an engine");
+        let local = engine.allocate(&engine.devices()[0], LEN).expect("memory");
+        let target =
+            engine.open_tcp("peer", there.engine.segment(), &proxy.address).expect("opens");
+        let range = [Range { local: local.addr(), remote: there.buffer.addr(), len: LEN }];
+        let (mut completed, mut failed) = (0, 0);
+        for round in 0..30 {
+            let op = if round % 2 == 0 { Op::Write } else { Op::Read };
+            let (source, destination) = match op {
+                Op::Write => (&local, &there.buffer),
+                Op::Read => (&there.buffer, &local),
+            };
+            let bytes = noise(&mut random);
+            source.write(0, &bytes).expect("inside");
+            proxy.cut_after(random.random_range(1..2 * LEN));
+            let id = engine.submit(&target, op, &range).expect("submits");
+            match engine.wait(id, PATIENCE).expect("known").state {
+                State::Completed => {
+                    completed += 1;
+                    let mut found = vec![0; LEN as usize];
+                    destination.read(0, &mut found).expect("inside");
+                    assert!(found == bytes, "completed with wrong bytes");
+                }
+                State::Failed(Error::Tcp { .. }) => failed += 1,
+                state => panic!("{state:?}"),
+            }
+        }
+        println!("{completed} completed, {failed} failed");
+        assert!(completed >= 25, "a cut connection is made again");
+    }
+}
+
+#[test]
+fn a_peer_that_says_nothing_fails_batches_within_the_deadline() {
+    let there = Served::start(&host(), &[]);
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let knobs = &[("MC_TCP_STATUS_TIMEOUT_SEC", "1")];
+    let engine = Engine::new(config(knobs), vec![host()]).expect("an engine");
+    let local = engine.allocate(&engine.devices()[0], LEN).expect("memory");
+    let target = engine.open_tcp("silent", there.engine.segment(), &address).expect("opens");
+    let range = [Range { local: local.addr(), remote: there.buffer.addr(), len: LEN }];
+    let start = Instant::now();
+    let id = engine.submit(&target, Op::Read, &range).expect("submits");
+    let state = engine.wait(id, PATIENCE).expect("known").state;
+    assert!(matches!(state, State::Failed(Error::Tcp { .. })), "{state:?}");
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_peer_that_stops_in_the_middle_fails_its_batches_and_no_other_peers() {
+    let knobs = [SMALL, &[("MC_TCP_STATUS_TIMEOUT_SEC", "2")]].concat();
+    let (device, _control) = gpu();
+    let (slow, fast) = (Served::start(&host(), &knobs), Served::start(&host(), &knobs));
+    let proxy = Proxy::start(slow.address());
+    let engine = Engine::new(config(&knobs), vec![Arc::clone(&device)]).expect("an engine");
+    let local = engine.allocate(&device, LEN).expect("memory");
+    let stops = engine.open_tcp("slow", slow.engine.segment(), &proxy.address).expect("opens");
+    let goes = engine.open_tcp("fast", fast.engine.segment(), &fast.address()).expect("opens");
+    proxy.stop_after(LEN / 3);
+    let range =
+        |there: &Served| [Range { local: local.addr(), remote: there.buffer.addr(), len: LEN }];
+    let start = Instant::now();
+    let stuck = engine.submit(&stops, Op::Write, &range(&slow)).expect("submits");
+    while engine.poll(stuck).expect("known").state == State::Running {
+        let id = engine.submit(&goes, Op::Write, &range(&fast)).expect("submits");
+        assert_eq!(engine.wait(id, PATIENCE).expect("known").state, State::Completed);
+    }
+    let state = engine.poll(stuck).expect("known").state;
+    assert!(matches!(state, State::Failed(Error::Tcp { .. })), "{state:?}");
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+}
+
+#[test]
+fn an_engine_that_is_dropped_in_flight_ends_its_batches_first() {
+    for _ in 0..10 {
+        let Pair { target, local, engine, there } = Pair::new(&gpu().0, &host(), SMALL);
+        let range = [Range { local: local.addr(), remote: there.buffer.addr(), len: LEN }];
+        for op in [Op::Write, Op::Read] {
+            engine.submit(&target, op, &range).expect("submits");
+        }
+        drop((local, target));
+        drop(engine);
+    }
+}
+
+#[test]
+fn a_restarted_engine_at_the_same_address_is_refused_by_name() {
+    let Pair { target, local, engine, there } = Pair::new(&host(), &host(), &[]);
+    let remote = there.buffer.addr();
+    let address = there.listener.address();
+    drop(there);
+    let again = Engine::new(config(&[]), vec![host()]).expect("an engine");
+    let _listener = loop {
+        // The old listener's task may not have closed its socket yet.
+        if let Ok(listener) = again.listen(address) {
+            break listener;
+        }
+        std::thread::yield_now();
+    };
+    let range = [Range { local: local.addr(), remote, len: 64 }];
+    // The old engine was of this process, so its target is known to be lost.
+    match engine.submit(&target, Op::Write, &range) {
+        Err(Error::PeerLost { .. }) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn keys_have_to_match_and_their_file_to_be_private() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str, bytes: &[u8], mode: u32| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (one, other) = (file("one", &[1; 32], 0o600), file("other", &[2; 32], 0o600));
+    let run = |here: &str, there: &str| {
+        let knob = |path: &str| match path {
+            "" => config(&[]),
+            path => config(&[("MC_KVFERRY_AUTH_KEY_FILE", path)]),
+        };
+        let served = Engine::new(knob(there), vec![host()]).expect("an engine");
+        let buffer = served.allocate(&served.devices()[0], 64).expect("memory");
+        let listener = served.listen("127.0.0.1:0".parse().unwrap()).expect("listens");
+        let engine = Engine::new(knob(here), vec![host()]).expect("an engine");
+        let local = engine.allocate(&engine.devices()[0], 64).expect("memory");
+        let address = listener.address().to_string();
+        let target = engine.open_tcp("peer", served.segment(), &address).expect("opens");
+        let range = [Range { local: local.addr(), remote: buffer.addr(), len: 64 }];
+        let id = engine.submit(&target, Op::Write, &range).expect("submits");
+        engine.wait(id, PATIENCE).expect("known").state == State::Completed
+    };
+    assert!(run(&one, &one) && run("", ""));
+    assert!(!run(&one, &other) && !run(&one, "") && !run("", &one));
+    for bad in [file("open", &[1; 32], 0o640), file("short", &[1; 3], 0o600), "/nowhere".into()] {
+        let engine = Engine::new(config(&[("MC_KVFERRY_AUTH_KEY_FILE", &bad)]), vec![host()]);
+        let listens = engine.expect("an engine").listen("127.0.0.1:0".parse().unwrap());
+        assert!(matches!(listens, Err(Error::AuthKey { .. })), "{bad}");
+    }
+}
+
+#[test]
+fn garbage_and_hundreds_of_idle_connections_cost_only_themselves() {
+    let pair = Pair::new(&host(), &host(), &[]);
+    let address = pair.there.listener.address();
+    let mut garbage = TcpStream::connect(address).unwrap();
+    garbage.write_all(&[0x5a; 4096]).unwrap();
+    garbage.set_read_timeout(Some(PATIENCE)).unwrap();
+    let _ = garbage.read_to_end(&mut Vec::new());
+    drop(garbage);
+    let start = Instant::now();
+    while pair.there.listener.rejected() == 0 {
+        assert!(start.elapsed() < PATIENCE, "garbage is not counted");
+        std::thread::yield_now();
+    }
+    // More than the listener keeps, and fewer than this process has descriptors for.
+    let idle: Vec<_> = (0..400).filter_map(|_| TcpStream::connect(address).ok()).collect();
+    let mut slow = TcpStream::connect(address).unwrap();
+    let _ = slow.write_all(&[1]);
+    let id = pair.engine.submit(&pair.target, Op::Write, &pair.whole()).expect("submits");
+    assert_eq!(pair.finish(id).0, State::Completed, "strangers keep a peer out");
+    // One byte now and then keeps no connection either.
+    let start = Instant::now();
+    while slow.write_all(&[0]).is_ok() {
+        assert!(start.elapsed() < Duration::from_secs(30), "a connection of bytes lives on");
+        std::thread::park_timeout(Duration::from_millis(300));
+    }
+    drop(idle);
+}
+
+/// Between a lane and its peer: passes bytes on, until it is told to cut or to stop.
+struct Proxy {
+    address: String,
+    control: Arc<ProxyControl>,
+}
+
+#[derive(Default)]
+struct ProxyControl {
+    /// Bytes to the peer until all connections are cut; 0 for never.
+    cut_after: std::sync::atomic::AtomicU64,
+    /// Bytes until nothing is passed on any more.
+    stop_after: std::sync::atomic::AtomicU64,
+    passed: std::sync::atomic::AtomicU64,
+    open: std::sync::Mutex<Vec<TcpStream>>,
+}
+
+impl Proxy {
+    fn start(to: String) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let control = Arc::new(ProxyControl::default());
+        let shared = Arc::clone(&control);
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let (Ok(client), Ok(server)) = (client, TcpStream::connect(&to)) else { continue };
+                let mut open = shared.open.lock().unwrap();
+                open.push(client.try_clone().unwrap());
+                open.push(server.try_clone().unwrap());
+                drop(open);
+                for (from, to) in
+                    [(client.try_clone().unwrap(), server.try_clone().unwrap()), (server, client)]
+                {
+                    let shared = Arc::clone(&shared);
+                    std::thread::spawn(move || shared.pass(from, to));
+                }
+            }
+        });
+        Self { address, control }
+    }
+
+    fn cut(&self) {
+        self.control.cut();
+    }
+
+    fn cut_after(&self, bytes: u64) {
+        use std::sync::atomic::Ordering::SeqCst;
+        self.control.passed.store(0, SeqCst);
+        self.control.cut_after.store(bytes, SeqCst);
+    }
+
+    fn stop_after(&self, bytes: u64) {
+        self.control.stop_after.store(bytes, std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+impl ProxyControl {
+    fn cut(&self) {
+        for stream in self.open.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    fn pass(&self, mut from: TcpStream, mut to: TcpStream) {
+        use std::sync::atomic::Ordering::SeqCst;
+        let mut buffer = vec![0; 16 << 10];
+        while let Ok(count @ 1..) = from.read(&mut buffer) {
+            let passed = self.passed.fetch_add(count as u64, SeqCst) + count as u64;
+            let (cut, stop) = (self.cut_after.load(SeqCst), self.stop_after.load(SeqCst));
+            if cut > 0 && passed >= cut {
+                self.cut_after.store(0, SeqCst);
+                self.cut();
+                break;
+            }
+            if stop > 0 && passed >= stop {
+                // Holds the connection open and passes nothing on, until the peer gives up.
+                let mut sink = [0; 1];
+                while from.peek(&mut sink).is_ok_and(|count| count > 0) {
+                    std::thread::park_timeout(Duration::from_millis(100));
+                }
+                break;
+            }
+            if to.write_all(&buffer[..count]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(std::net::Shutdown::Both);
+    }
+}
