@@ -37,6 +37,7 @@ impl Local {
             name: self.name.clone(),
             addr: region.addr,
             length: region.len,
+            protocol: None,
         });
         wire::encode(&Descriptor {
             name: self.name.clone(),
@@ -63,6 +64,7 @@ impl Local {
             length: region.len,
             device: Uuid(region.allocation.device.0),
             id: region.allocation.id,
+            segment: None,
         });
         Extension {
             version: wire::VERSION,
@@ -73,6 +75,7 @@ impl Local {
             socket: self.socket.clone(),
             allocations: allocations.collect(),
             regions: regions.collect(),
+            batch: None,
         }
     }
 }
@@ -155,7 +158,7 @@ mod tests {
         let device = Uuid([1; 16]);
         let allocation =
             |id, vendor| wire::Allocation { device, id, vendor, base: id << 20, length: 4096 };
-        let region = |id| wire::Region { addr: id << 20, length: 64, device, id };
+        let region = |id| wire::Region { addr: id << 20, length: 64, device, id, segment: None };
         Extension {
             version: wire::VERSION,
             incarnation: Id([2; 16]),
@@ -168,6 +171,7 @@ mod tests {
                 allocation(2, wire::Vendor::Unknown),
             ],
             regions: vec![region(1), region(2)],
+            batch: None,
         }
     }
 

@@ -14,6 +14,9 @@
 //! `i`, little-endian, is splitmix64's output number `i`. Its bytes are two lists of 64, 4096 and
 //! 1048576 bytes.
 
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
 use serde::{Deserialize, Serialize};
 
 use crate::frame::{FrameError, Frames, encode as frame};
@@ -269,6 +272,7 @@ impl Default for Decoder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec;
     use proptest::prelude::*;
 
     fn messages() -> Vec<Message> {
@@ -325,9 +329,9 @@ mod tests {
         for split in 0..=bytes.len() {
             let mut decoder = Decoder::new();
             decoder.push(&bytes[..split]);
-            let mut found: Vec<_> = std::iter::from_fn(|| decoder.poll().unwrap()).collect();
+            let mut found: Vec<_> = core::iter::from_fn(|| decoder.poll().unwrap()).collect();
             decoder.push(&bytes[split..]);
-            found.extend(std::iter::from_fn(|| decoder.poll().unwrap()));
+            found.extend(core::iter::from_fn(|| decoder.poll().unwrap()));
             assert_eq!(found, messages(), "split at byte {split}");
         }
     }

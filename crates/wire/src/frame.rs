@@ -1,5 +1,7 @@
 //! Frames of `u64 length (little-endian), payload`, from bytes that arrive in any portions.
 
+use alloc::vec::Vec;
+
 const PREFIX: usize = size_of::<u64>();
 
 /// Why a stream of frames cannot go on. The connection is to be closed: where the next frame would

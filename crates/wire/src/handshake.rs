@@ -3,6 +3,8 @@
 //! `u64 length (little-endian) = 1 + len(json), u8 type, json`. Old peers leave the type out; they
 //! are known by a first byte that is no type, and get their reply without one.
 
+use alloc::vec::Vec;
+
 use crate::frame::{Frames, encode as frame};
 
 pub use crate::frame::FrameError;
@@ -120,7 +122,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn all(decoder: &mut Decoder) -> Vec<Message> {
-        std::iter::from_fn(|| decoder.poll().unwrap()).collect()
+        core::iter::from_fn(|| decoder.poll().unwrap()).collect()
     }
 
     #[test]

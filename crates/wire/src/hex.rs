@@ -1,11 +1,13 @@
 //! Bytes as hexadecimal digits.
 
-use std::fmt::{self, Debug, Display};
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt::{self, Debug, Display};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// 16 bytes, written as 32 hexadecimal digits.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Id(pub [u8; 16]);
 
 impl Display for Id {
@@ -87,6 +89,9 @@ impl<'de> Deserialize<'de> for Uuid {
 
 /// For `#[serde(with = "hex::bytes")]`: any number of bytes.
 pub(crate) mod bytes {
+    use alloc::string::String;
+    use alloc::vec::Vec;
+
     use super::{Deserialize, Deserializer, Serializer, de};
 
     pub(crate) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
@@ -121,6 +126,8 @@ fn array(text: &str) -> Option<[u8; 16]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::string::ToString;
+    use alloc::vec;
 
     #[test]
     fn bytes_survive_their_hexadecimal_form() {

@@ -4,7 +4,9 @@
 //! which stock peers ignore and which is absent from theirs. A descriptor that [`parse`] accepts
 //! has only extents inside the address space, and regions inside the allocations they name.
 
-use std::collections::HashMap;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +42,18 @@ pub struct Descriptor {
     pub kvferry: Option<Extension>,
 }
 
+impl Descriptor {
+    /// The memory that the TCP transport serves. A descriptor of several transports lists each
+    /// region once for each of them.
+    pub fn tcp_buffers(&self) -> impl Iterator<Item = &Buffer> {
+        let serves = |buffer: &&Buffer| match &buffer.protocol {
+            Some(protocol) => protocol == "tcp",
+            None => self.protocol.offers("tcp"),
+        };
+        self.buffers.iter().filter(serves)
+    }
+}
+
 /// Mooncake writes one transport as a string and several as an array.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -69,9 +83,13 @@ pub struct Buffer {
     pub addr: u64,
     /// Bytes.
     pub length: u64,
+    /// The transport that this entry is for, where the descriptor has several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<String>,
 }
 
-/// What a kvferry engine of the same host needs to open the memory itself.
+/// What only kvferry engines need: to open the memory on the same host, or to reach it by the batch
+/// protocol from another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extension {
     /// [`VERSION`].
@@ -90,6 +108,22 @@ pub struct Extension {
     pub allocations: Vec<Allocation>,
     /// Registered memory.
     pub regions: Vec<Region>,
+    /// Where the batch protocol is spoken; none if nowhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<BatchPort>,
+}
+
+/// Where and how an engine speaks the batch protocol ([`crate::batch`]), on the host of its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchPort {
+    /// TCP port.
+    pub port: u16,
+    /// Major version of the protocol.
+    pub major: u16,
+    /// Newest minor version.
+    pub minor: u16,
+    /// Whether lanes must prove that they have the pre-shared key.
+    pub authenticated: bool,
 }
 
 /// Whose memory an allocation is.
@@ -135,6 +169,18 @@ pub struct Region {
     pub device: Uuid,
     /// Number of that allocation.
     pub id: u64,
+    /// What the batch protocol calls it; none if it does not serve it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segment: Option<SegmentRef>,
+}
+
+/// The batch protocol's name of a registered region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SegmentRef {
+    /// Its number.
+    pub segment: u64,
+    /// Tells it from earlier regions of that number.
+    pub generation: u64,
 }
 
 /// What is wrong with a descriptor. None of it may be used.
@@ -189,6 +235,18 @@ pub enum SegmentError {
         device: Uuid,
         /// The number.
         id: u64,
+    },
+    /// Two regions have the same number of the batch protocol.
+    #[error("two regions are segment {segment}")]
+    DuplicateSegment {
+        /// The number.
+        segment: u64,
+    },
+    /// A buffer has no name; stock peers refuse the whole descriptor for it.
+    #[error("buffer {index} has no name")]
+    Unnamed {
+        /// Position of the buffer.
+        index: usize,
     },
     /// A region is not inside the allocation that it names.
     #[error(
@@ -261,6 +319,9 @@ fn check(descriptor: &Descriptor) -> Result<(), SegmentError> {
     count("buffers", descriptor.buffers.len())?;
     for (index, buffer) in descriptor.buffers.iter().enumerate() {
         extent("buffer", index, buffer.addr, buffer.length)?;
+        if buffer.name.is_empty() {
+            return Err(SegmentError::Unnamed { index });
+        }
     }
     descriptor.kvferry.as_ref().map_or(Ok(()), check_extension)
 }
@@ -268,7 +329,7 @@ fn check(descriptor: &Descriptor) -> Result<(), SegmentError> {
 fn check_extension(extension: &Extension) -> Result<(), SegmentError> {
     count("allocations", extension.allocations.len())?;
     count("regions", extension.regions.len())?;
-    let mut allocations = HashMap::with_capacity(extension.allocations.len());
+    let mut allocations = BTreeMap::new();
     for (index, allocation) in extension.allocations.iter().enumerate() {
         let &Allocation { device, id, base, length, .. } = allocation;
         extent("allocation", index, base, length)?;
@@ -276,8 +337,15 @@ fn check_extension(extension: &Extension) -> Result<(), SegmentError> {
             return Err(SegmentError::Duplicate { device, id });
         }
     }
-    for (index, &Region { addr, length, device, id }) in extension.regions.iter().enumerate() {
+    let mut segments = BTreeSet::new();
+    for (index, region) in extension.regions.iter().enumerate() {
+        let &Region { addr, length, device, id, segment } = region;
         extent("region", index, addr, length)?;
+        if let Some(SegmentRef { segment, .. }) =
+            segment.filter(|one| !segments.insert(one.segment))
+        {
+            return Err(SegmentError::DuplicateSegment { segment });
+        }
         let named = allocations.get(&(device, id));
         let &(base, allocation) =
             named.ok_or(SegmentError::UnknownAllocation { index, device, id })?;
@@ -310,6 +378,7 @@ fn extent(what: &'static str, index: usize, addr: u64, length: u64) -> Result<()
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec;
     use proptest::prelude::*;
 
     const STOCK: &str = r#"{"name":"10.0.0.1:15428","protocol":"tcp","tcp_data_port":16021,"tcp_proto_version":2,
@@ -320,14 +389,19 @@ mod tests {
         let device = Uuid([0xa1; 16]);
         let allocations =
             vec![Allocation { device, id: 7, vendor: Vendor::Cuda, base: 0x1000, length: 0x1000 }];
-        let regions = vec![Region { addr: 0x1800, length: 0x800, device, id: 7 }];
+        let regions = vec![Region { addr: 0x1800, length: 0x800, device, id: 7, segment: None }];
         Descriptor {
             name: "127.0.0.1:9".into(),
             protocol: Protocol::One("tcp".into()),
             tcp_data_port: 0,
             tcp_proto_version: 2,
             timestamp: "1".into(),
-            buffers: vec![Buffer { name: "127.0.0.1:9".into(), addr: 0x1800, length: 0x800 }],
+            buffers: vec![Buffer {
+                name: "127.0.0.1:9".into(),
+                addr: 0x1800,
+                length: 0x800,
+                protocol: None,
+            }],
             kvferry: Some(Extension {
                 version: VERSION,
                 incarnation: Id([0xb2; 16]),
@@ -337,6 +411,7 @@ mod tests {
                 socket: "kvferry-1".into(),
                 allocations,
                 regions,
+                batch: None,
             }),
         }
     }
@@ -444,6 +519,45 @@ mod tests {
         );
         let error = refusal(|extension| extension.allocations.push(extension.allocations[0]));
         assert!(matches!(error, SegmentError::Duplicate { id: 7, .. }), "{error}");
+    }
+
+    #[test]
+    fn what_the_batch_protocol_needs_has_these_bytes_and_survives_them() {
+        let mut batched = descriptor();
+        let extension = batched.kvferry.as_mut().unwrap();
+        extension.batch = Some(BatchPort { port: 16022, major: 1, minor: 0, authenticated: true });
+        extension.regions[0].segment = Some(SegmentRef { segment: 3, generation: 9 });
+        let json = encode(&batched).unwrap();
+        let text = String::from_utf8(json.clone()).unwrap();
+        let region = r#","id":7,"segment":{"segment":3,"generation":9}}],"#;
+        let port = r#""batch":{"port":16022,"major":1,"minor":0,"authenticated":true}}}"#;
+        assert!(text.ends_with(&(region.to_string() + port + "\n")), "{text}");
+        assert_eq!(parse(&json), Ok(batched));
+        let error = refusal(|extension| {
+            extension.regions[0].segment = Some(SegmentRef { segment: 3, generation: 9 });
+            extension.regions.push(Region { addr: 0x1000, ..extension.regions[0] });
+        });
+        assert_eq!(error, SegmentError::DuplicateSegment { segment: 3 });
+    }
+
+    #[test]
+    fn the_buffers_of_tcp_are_those_that_say_so_or_all() {
+        let several = parse(
+            br#"{"name":"a:1","protocol":["hip","tcp"],"future":{"x":[1]},"buffers":[
+            {"name":"hip:0","addr":1,"length":2,"protocol":"hip","shm_name":"00"},
+            {"name":"a:1","addr":5,"length":2,"protocol":"tcp","rkey":[1]}]}"#,
+        )
+        .unwrap();
+        assert_eq!(several.tcp_buffers().map(|buffer| buffer.addr).collect::<Vec<_>>(), [5]);
+        assert_eq!(parse(STOCK.as_bytes()).unwrap().tcp_buffers().count(), 1);
+        let hip = STOCK.replace("\"tcp\"", "\"hip\"");
+        assert_eq!(parse(hip.as_bytes()).unwrap().tcp_buffers().count(), 0);
+    }
+
+    #[test]
+    fn a_buffer_without_a_name_is_refused() {
+        let unnamed = STOCK.replace(r#"[{"name":"10.0.0.1:15428""#, r#"[{"name":"""#);
+        assert_eq!(parse(unnamed.as_bytes()), Err(SegmentError::Unnamed { index: 0 }));
     }
 
     #[test]
