@@ -1,7 +1,7 @@
 //! Registered memory: who owns an address, in which allocation, and who uses it now.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use kvferry_device::{Allocation, Device, DeviceUuid, Export, Mapping};
@@ -20,11 +20,17 @@ pub(crate) struct Region {
     pub(crate) allocation: AllocationKey,
     /// Batches in flight that use it.
     users: AtomicUsize,
+    /// Whether somebody waits for it to be unused.
+    withdrawn: AtomicBool,
 }
 
 impl Region {
     pub(crate) fn users(&self) -> usize {
         self.users.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        self.withdrawn.load(Ordering::Relaxed)
     }
 }
 
@@ -36,6 +42,10 @@ impl Pin {
     fn new(region: &Arc<Region>) -> Self {
         region.users.fetch_add(1, Ordering::AcqRel);
         Self(Arc::clone(region))
+    }
+
+    pub(crate) fn region(&self) -> &Region {
+        &self.0
     }
 }
 
@@ -190,7 +200,8 @@ impl Registry {
                 return self.register(devices, addr, len);
             }
         }
-        let region = Region { addr, len, device, allocation: key, users: AtomicUsize::new(0) };
+        let (users, withdrawn) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let region = Region { addr, len, device, allocation: key, users, withdrawn };
         state.by_addr.insert(addr, Arc::new(region));
         state.table = None;
         Ok(())
@@ -200,6 +211,7 @@ impl Registry {
     pub(crate) fn withdraw(&self, addr: u64) -> Result<Arc<Region>> {
         let mut state = self.state();
         let region = state.by_addr.remove(&addr).ok_or(Error::UnknownRegion { addr })?;
+        region.withdrawn.store(true, Ordering::Relaxed);
         state.table = None;
         Ok(region)
     }
@@ -207,6 +219,7 @@ impl Registry {
     /// Puts a withdrawn region back, because it is still in use.
     pub(crate) fn restore(&self, region: Arc<Region>) {
         let mut state = self.state();
+        region.withdrawn.store(false, Ordering::Relaxed);
         state.by_addr.insert(region.addr, region);
         state.table = None;
     }
@@ -267,6 +280,14 @@ impl Registry {
         let lock = Arc::new(HostLock { base, mapping });
         locks.insert(device.info().uuid, Arc::clone(&lock));
         Ok(lock)
+    }
+
+    /// Keeps the region that holds `addr` registered until the pin is dropped; none if none does.
+    pub(crate) fn pin_at(&self, addr: u64) -> Option<Pin> {
+        // Pinned under the lock, under which regions are withdrawn.
+        let state = self.state();
+        let (_, region) = state.by_addr.range(..=addr).next_back()?;
+        (addr - region.addr < region.len).then(|| Pin::new(region))
     }
 
     /// Keeps the regions of these windows registered until the pins are dropped.
