@@ -39,6 +39,9 @@ pub struct Config {
     pub stall_timeout: Duration,
     /// How long unregistering waits for batches. `MC_KVFERRY_UNREGISTER_TIMEOUT_SEC`.
     pub unregister_timeout: Duration,
+    /// Serve and use Mooncake's TCP transport, which knows no authentication.
+    /// `MC_KVFERRY_MOONCAKE`.
+    pub mooncake: bool,
     /// Where compiled kernels and profiles of devices are kept; `None` keeps none.
     /// `MC_KVFERRY_CACHE_DIR`.
     pub cache_directory: Option<PathBuf>,
@@ -178,6 +181,12 @@ pub const KNOBS: &[Knob] = &[
         about: "how long unregistering a region waits for batches that use it",
     },
     Knob {
+        name: "MC_KVFERRY_MOONCAKE",
+        default: "on",
+        accepts: "on or off (1 or 0)",
+        about: "off refuses Mooncake's TCP framing, by which whoever reaches the port reads and writes registered memory",
+    },
+    Knob {
         name: "MC_KVFERRY_CACHE_DIR",
         default: "$XDG_CACHE_HOME/kvferry or $HOME/.cache/kvferry",
         accepts: "an absolute path, or off",
@@ -279,6 +288,7 @@ impl Config {
             max_mappings: reader.read("MC_KVFERRY_MAX_MAPPINGS", within(1..=1_000_000))? as usize,
             stall_timeout: reader.read("MC_KVFERRY_STALL_TIMEOUT_SEC", seconds(1))?,
             unregister_timeout: reader.read("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", seconds(0))?,
+            mooncake: reader.read("MC_KVFERRY_MOONCAKE", choice(&["on", "1"], &["off", "0"]))?,
             cache_directory: reader.cache_directory()?,
             disable_hip: reader.read_if_set("MC_DISABLE_HIP", |_| Some(()))?.is_some(),
             hip_batch_copy_min: reader
@@ -428,6 +438,7 @@ mod tests {
         assert_eq!(config.small_max_bytes, 4 << 20);
         assert_eq!(config.streams, 4);
         assert!(config.kernel && config.high_priority && config.proof && !config.strict);
+        assert!(config.mooncake);
         assert_eq!(config.max_mappings, 4096);
         let names: Vec<_> = config.settings().iter().map(|setting| setting.name).collect();
         assert_eq!(names, KNOBS.iter().map(|knob| knob.name).collect::<Vec<_>>());
@@ -488,6 +499,7 @@ mod tests {
         for off in ["off", "0"] {
             assert_eq!(with("MC_KVFERRY_KERNEL", off).map(|config| config.kernel), Ok(false));
             assert_eq!(with("MC_KVFERRY_PROOF", off).map(|config| config.proof), Ok(false));
+            assert_eq!(with("MC_KVFERRY_MOONCAKE", off).map(|config| config.mooncake), Ok(false));
             assert_eq!(with(CACHE, off).map(|config| config.cache_directory), Ok(None));
         }
     }

@@ -10,6 +10,7 @@ use crate::error::NodeError;
 use crate::exports::{self, Connection};
 use crate::handshake;
 use crate::monitor::Monitor;
+use crate::mooncake::{Mooncake, MooncakeLimits};
 use crate::peer::Peer;
 use crate::service::{Service, ServiceOptions, WhenFull};
 use crate::socket;
@@ -22,11 +23,14 @@ pub struct NodeOptions {
     /// The `host:port` that peers open, if it is not the address listened on. Port 0 stands for
     /// the port listened on.
     pub name: Option<String>,
+    /// Bounds of Mooncake's TCP transport, which listens on another port of the same address.
+    pub mooncake: MooncakeLimits,
 }
 
 impl Default for NodeOptions {
     fn default() -> Self {
-        Self { listen: (Ipv4Addr::LOCALHOST, 0).into(), name: None }
+        let listen = (Ipv4Addr::LOCALHOST, 0).into();
+        Self { listen, name: None, mooncake: MooncakeLimits::default() }
     }
 }
 
@@ -38,6 +42,7 @@ pub struct Node {
     monitor: Monitor,
     _handshake: Service,
     _exports: Service,
+    _mooncake: Option<Mooncake>,
 }
 
 impl Node {
@@ -54,9 +59,12 @@ impl Node {
         if given.is_none() && listen.ip().is_unspecified() {
             return Err(NodeError::NameMissing { listen });
         }
-        let listener = TcpListener::bind(listen).map_err(refused)?;
-        listener.set_nonblocking(true).map_err(refused)?;
+        let listener = socket::listen_tcp(listen).map_err(refused)?;
         let bound = listener.local_addr().map_err(refused)?;
+        let data = match engine.config().mooncake {
+            true => Some(listen_beside(bound).map_err(refused)?),
+            false => None,
+        };
 
         let socket = format!("kvferry-{}", Identity::random());
         let exports = socket::listen_unix(&socket)
@@ -66,6 +74,7 @@ impl Node {
             name: name(given, bound),
             host: describe::boot_id()?,
             socket,
+            data_port: data.as_ref().map(|(_, port)| *port),
             rejected: AtomicU64::new(0),
         });
         let node = Self {
@@ -78,6 +87,9 @@ impl Node {
                 let local = Arc::clone(&local);
                 Arc::new(move |socket| exports::serve(&local, socket))
             })?,
+            _mooncake: data
+                .map(|(data, _)| Mooncake::start(&local, data, options.mooncake))
+                .transpose()?,
             local,
         };
         let Local { name, host, socket, .. } = &*node.local;
@@ -93,6 +105,12 @@ impl Node {
     /// The engine.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.local.engine
+    }
+
+    /// Where Mooncake's TCP transport listens, on the host of the name; none if the engine's
+    /// `MC_KVFERRY_MOONCAKE` is off.
+    pub fn data_port(&self) -> Option<u16> {
+        self.local.data_port
     }
 
     /// How many connections ended because of what they said, or did not say in time.
@@ -139,6 +157,14 @@ const HANDSHAKE: ServiceOptions =
 /// A connection lasts as long as the peer; all are of this user.
 const EXPORTS: ServiceOptions =
     ServiceOptions { name: "kvferry-exports", limit: 1024, when_full: WhenFull::Refuse };
+
+/// Listens on another port of the same address, and says which.
+fn listen_beside(mut address: SocketAddr) -> std::io::Result<(TcpListener, u16)> {
+    address.set_port(0);
+    let listener = socket::listen_tcp(address)?;
+    let port = listener.local_addr()?.port();
+    Ok((listener, port))
+}
 
 fn name(given: Option<Address>, bound: SocketAddr) -> String {
     match given {

@@ -88,7 +88,7 @@ fn a_restarted_peer_is_told_from_the_one_that_was_opened() {
     let peer = here.node.open(&name).unwrap();
     drop(first);
     let listen: SocketAddr = name.parse().unwrap();
-    let second = Side::with(4096, &NodeOptions { listen, name: None });
+    let second = Side::with(4096, &NodeOptions { listen, ..NodeOptions::default() });
     let error = peer.refresh().unwrap_err();
     let expected = NodeError::PeerRestarted {
         peer: name.clone(),
@@ -187,7 +187,8 @@ fn a_taken_port_is_refused_with_its_number() {
     let side = Side::new(4096);
     let listen: SocketAddr = side.node.name().parse().unwrap();
     let error =
-        Node::start(Arc::clone(&side.engine), &NodeOptions { listen, name: None }).unwrap_err();
+        Node::start(Arc::clone(&side.engine), &NodeOptions { listen, ..NodeOptions::default() })
+            .unwrap_err();
     assert!(matches!(error, NodeError::Listen { .. }), "{error}");
     assert!(error.to_string().contains(&listen.to_string()), "{error}");
 }
@@ -199,7 +200,7 @@ fn a_node_on_all_addresses_needs_a_name() {
     let start = |name: Option<&str>| {
         Node::start(
             Arc::clone(&side.engine),
-            &NodeOptions { listen, name: name.map(str::to_owned) },
+            &NodeOptions { listen, name: name.map(str::to_owned), ..NodeOptions::default() },
         )
     };
     assert_eq!(start(None).unwrap_err(), NodeError::NameMissing { listen });
@@ -215,7 +216,7 @@ fn an_ipv6_node_is_opened_by_its_bracketed_name() {
         eprintln!("SKIP no IPv6 here: {error}");
         return;
     }
-    let side = Side::with(4096, &NodeOptions { listen, name: None });
+    let side = Side::with(4096, &NodeOptions { listen, ..NodeOptions::default() });
     assert!(side.node.name().starts_with("[::1]:"));
     let peer = side.node.open(side.node.name()).unwrap();
     assert!(peer.is_alive());
