@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvferry_engine::{Buffer, Config, Engine};
-use kvferry_node::{Node, NodeOptions};
+use kvferry_node::{MooncakeLimits, Node, NodeOptions};
 use rand::Rng;
 use rand::rngs::SmallRng;
 
@@ -21,15 +21,22 @@ pub(crate) struct Here {
 
 impl Here {
     pub(crate) fn new(bytes: u64) -> Self {
-        Self::with(bytes, Config::default())
+        Self::with(bytes, Config::default(), &NodeOptions::default())
     }
 
-    pub(crate) fn with(bytes: u64, config: Config) -> Self {
+    pub(crate) fn with(bytes: u64, config: Config, options: &NodeOptions) -> Self {
         let host = kvferry_device::host().expect("host memory");
         let engine = Engine::new(config, vec![host]).expect("an engine");
         let buffer = engine.allocate(&engine.devices()[0], bytes).expect("memory");
-        let node = Node::start(Arc::clone(&engine), &NodeOptions::default()).expect("a node");
+        let node = Node::start(Arc::clone(&engine), options).expect("a node");
         Self { buffer, node, engine }
+    }
+
+    /// One that has little patience with peers that move nothing.
+    pub(crate) fn impatient(bytes: u64) -> Self {
+        let progress = Duration::from_millis(500);
+        let mooncake = MooncakeLimits { progress, ..MooncakeLimits::default() };
+        Self::with(bytes, Config::default(), &NodeOptions { mooncake, ..NodeOptions::default() })
     }
 
     pub(crate) fn bytes(&self) -> Vec<u8> {

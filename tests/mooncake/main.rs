@@ -5,6 +5,8 @@
 //! ci/mooncake.sh installs the wheel; without it each test prints SKIP, and
 //! `KVFERRY_TEST_REQUIRE=mooncake` makes that a failure.
 
+mod begins;
 mod here;
+mod relay;
 mod serves;
 mod stock;

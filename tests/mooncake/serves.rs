@@ -1,5 +1,8 @@
 //! Stock Mooncake begins, the node serves.
 
+use kvferry_engine::Config;
+use kvferry_node::NodeOptions;
+
 use crate::here::{Here, copy, eventually, fill, random, same, scatter};
 use crate::stock::{Piece, Stock, UNPOOLED, VERSION_1};
 
@@ -122,4 +125,70 @@ fn a_region_that_was_unregistered_is_rejected_and_one_registered_later_is_served
     drop(late);
     assert!(!stock.moves("write", here.node.name(), &[piece]));
     assert_eq!(here.node.rejected(), 1);
+}
+
+#[test]
+fn a_stock_process_that_is_stopped_or_killed_within_an_operation_is_given_up() {
+    let Some(mut stock) = Stock::start(64 << 20, &[]) else { return };
+    let here = Here::impatient(64 << 20);
+    let piece = Piece { local: 0, remote: here.buffer.addr(), len: 64 << 20 };
+    for op in ["write", "read"] {
+        let served = here.node.rejected();
+        stock.begin(op, here.node.name(), &[piece]);
+        // Whether it is stopped within the operation is up to the machine: until it once is.
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        stock.stop();
+        std::thread::sleep(std::time::Duration::from_millis(1500));
+        stock.go_on();
+        let whole = stock.answer() == 0;
+        assert!(whole || here.node.rejected() > served, "{op} failed and was not counted");
+    }
+    stock.begin("write", here.node.name(), &[piece]);
+    stock.kill();
+    // No lease is left.
+    eventually("the memory is free", || here.engine.unregister(here.buffer.addr()).is_ok());
+    // SAFETY: the buffer owns it, and unregisters it when it is dropped.
+    unsafe { here.engine.register(here.buffer.addr(), 64 << 20) }.expect("again");
+}
+
+#[test]
+fn a_node_that_restarts_under_its_name_with_other_addresses_is_safe_from_stale_peers() {
+    let Some(mut stock) = Stock::start(4096, &[]) else { return };
+    stock.put(0, &[7; 4096]);
+    let first = Here::new(4096);
+    let stale = Piece { local: 0, remote: first.buffer.addr(), len: 64 };
+    assert!(stock.moves("write", first.node.name(), &[stale]));
+    let name = first.node.name().to_owned();
+    let listen = name.parse().expect("an address");
+    // Its memory stays, so that the second one has other addresses.
+    let Here { buffer: _kept, node, engine: _running } = first;
+    drop(node);
+    let options = NodeOptions { listen, ..NodeOptions::default() };
+    let second = Here::with(4096, Config::default(), &options);
+    assert_eq!(second.node.name(), name);
+
+    assert!(!stock.moves("write", &name, &[stale]), "an address of the first one");
+    let piece = Piece { local: 0, remote: second.buffer.addr(), len: 64 };
+    // A stock process keeps the first one's descriptor; a new one has none.
+    let mut other = Stock::start(4096, &[]).expect("as before");
+    other.put(0, &[9; 4096]);
+    assert!(!other.moves("write", &name, &[stale]), "an address of the first one");
+    same(&second.bytes(), &[0; 4096], "the second one's memory");
+    assert!(other.moves("write", &name, &[piece]));
+    same(&second.bytes()[..64], &[9; 64], "what it wrote");
+}
+
+#[test]
+fn a_node_that_refuses_mooncakes_framing_names_no_port_and_no_memory() {
+    let Some(mut stock) = Stock::start(4096, &[]) else { return };
+    let mut config = Config::default();
+    config.mooncake = false;
+    let here = Here::with(4096, config, &NodeOptions::default());
+    assert_eq!(here.node.data_port(), None);
+    let piece = Piece { local: 0, remote: here.buffer.addr(), len: 64 };
+    for op in ["write", "read"] {
+        assert!(!stock.moves(op, here.node.name(), &[piece]));
+    }
+    let error = here.node.open_mooncake(stock.name()).expect_err("nor does it begin");
+    assert!(error.to_string().contains("MC_KVFERRY_MOONCAKE"), "{error}");
 }

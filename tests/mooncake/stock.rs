@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 
+use rustix::process::{Pid, Signal};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -27,6 +28,8 @@ pub(crate) struct Stock {
 
 #[derive(Debug, Deserialize)]
 struct Ready {
+    name: String,
+    address: u64,
     length: u64,
 }
 
@@ -62,6 +65,16 @@ impl Stock {
         Some(Self { process, input, output, ready, file })
     }
 
+    /// What peers open.
+    pub(crate) fn name(&self) -> &str {
+        &self.ready.name
+    }
+
+    /// First byte of its buffer.
+    pub(crate) fn addr(&self) -> u64 {
+        self.ready.address
+    }
+
     pub(crate) fn len(&self) -> u64 {
         self.ready.length
     }
@@ -78,20 +91,51 @@ impl Stock {
         self.ask(&order);
     }
 
-    /// Begins a transfer of all pieces, `op` being `write` or `read`, and waits. Returns whether
-    /// Mooncake says that all of them moved.
+    /// Moves all pieces, `op` being `write` or `read`. Returns whether Mooncake says that it did.
     pub(crate) fn moves(&mut self, op: &str, peer: &str, pieces: &[Piece]) -> bool {
+        self.begin(op, peer, pieces);
+        self.answer() == 0
+    }
+
+    /// Begins to move them; what comes of it is the next answer.
+    pub(crate) fn begin(&mut self, op: &str, peer: &str, pieces: &[Piece]) {
         let list = |of: fn(&Piece) -> u64| pieces.iter().map(of).collect::<Vec<_>>();
         let (local, remote) = (list(|piece| piece.local), list(|piece| piece.remote));
         let len = list(|piece| piece.len);
-        let order = json!({"do": "move", "op": op, "peer": peer, "local": local, "remote": remote, "len": len});
-        self.ask(&order) == 0
+        self.order(&json!({"do": "move", "op": op, "peer": peer, "local": local, "remote": remote, "len": len}));
     }
 
     pub(crate) fn ask(&mut self, order: &Value) -> Value {
+        self.order(order);
+        self.answer()
+    }
+
+    fn order(&mut self, order: &Value) {
         let input = self.input.as_mut().expect("open while it lives");
         writeln!(input, "{order}").expect("it reads");
+    }
+
+    pub(crate) fn answer(&mut self) -> Value {
         line(&mut self.output)
+    }
+
+    /// Stops it as SIGSTOP does.
+    pub(crate) fn stop(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    pub(crate) fn go_on(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = Pid::from_child(&self.process);
+        rustix::process::kill_process(id, signal).expect("it runs");
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.process.kill().expect("it runs");
+        self.process.wait().expect("it ends");
     }
 }
 

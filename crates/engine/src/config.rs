@@ -42,6 +42,8 @@ pub struct Config {
     /// Serve and use Mooncake's TCP transport, which knows no authentication.
     /// `MC_KVFERRY_MOONCAKE`.
     pub mooncake: bool,
+    /// Newest version of Mooncake's TCP framing that transfers begun here speak. `MC_TCP_PROTO`.
+    pub tcp_proto: u32,
     /// Where compiled kernels and profiles of devices are kept; `None` keeps none.
     /// `MC_KVFERRY_CACHE_DIR`.
     pub cache_directory: Option<PathBuf>,
@@ -187,6 +189,12 @@ pub const KNOBS: &[Knob] = &[
         about: "off refuses Mooncake's TCP framing, by which whoever reaches the port reads and writes registered memory",
     },
     Knob {
+        name: "MC_TCP_PROTO",
+        default: "2",
+        accepts: "1 or 2",
+        about: "newest version of Mooncake's TCP framing that transfers begun here speak",
+    },
+    Knob {
         name: "MC_KVFERRY_CACHE_DIR",
         default: "$XDG_CACHE_HOME/kvferry or $HOME/.cache/kvferry",
         accepts: "an absolute path, or off",
@@ -289,6 +297,7 @@ impl Config {
             stall_timeout: reader.read("MC_KVFERRY_STALL_TIMEOUT_SEC", seconds(1))?,
             unregister_timeout: reader.read("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", seconds(0))?,
             mooncake: reader.read("MC_KVFERRY_MOONCAKE", choice(&["on", "1"], &["off", "0"]))?,
+            tcp_proto: reader.read("MC_TCP_PROTO", within(1..=2))? as u32,
             cache_directory: reader.cache_directory()?,
             disable_hip: reader.read_if_set("MC_DISABLE_HIP", |_| Some(()))?.is_some(),
             hip_batch_copy_min: reader

@@ -21,6 +21,6 @@ mod service;
 mod socket;
 
 pub use error::NodeError;
-pub use mooncake::MooncakeLimits;
+pub use mooncake::{MooncakeLimits, MooncakePeer, Transfer, TransferError, TransferState};
 pub use node::{Node, NodeOptions};
 pub use peer::Peer;

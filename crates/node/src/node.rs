@@ -10,7 +10,7 @@ use crate::error::NodeError;
 use crate::exports::{self, Connection};
 use crate::handshake;
 use crate::monitor::Monitor;
-use crate::mooncake::{Mooncake, MooncakeLimits};
+use crate::mooncake::{Mooncake, MooncakeLimits, MooncakePeer};
 use crate::peer::Peer;
 use crate::service::{Service, ServiceOptions, WhenFull};
 use crate::socket;
@@ -42,7 +42,7 @@ pub struct Node {
     monitor: Monitor,
     _handshake: Service,
     _exports: Service,
-    _mooncake: Option<Mooncake>,
+    mooncake: Option<Mooncake>,
 }
 
 impl Node {
@@ -87,7 +87,7 @@ impl Node {
                 let local = Arc::clone(&local);
                 Arc::new(move |socket| exports::serve(&local, socket))
             })?,
-            _mooncake: data
+            mooncake: data
                 .map(|(data, _)| Mooncake::start(&local, data, options.mooncake))
                 .transpose()?,
             local,
@@ -147,6 +147,17 @@ impl Node {
         let incarnation = extension.incarnation;
         tracing::debug!(node = self.name(), peer = name, %incarnation, regions = extension.regions.len(), "opened a peer on this host");
         Ok(Peer::new(address, target, watch))
+    }
+
+    /// Opens a peer for transfers by Mooncake's TCP transport, which is any that serves it: stock
+    /// Mooncake, on whichever host. Takes 10 seconds at most, plus what the resolver takes.
+    ///
+    /// # Errors
+    /// [`NodeError::BadAddress`], [`NodeError::Handshake`], [`NodeError::Descriptor`],
+    /// [`NodeError::NoDataPort`], [`NodeError::MooncakeRefused`].
+    pub fn open_mooncake(&self, name: &str) -> Result<MooncakePeer, NodeError> {
+        let mooncake = self.mooncake.as_ref().ok_or(NodeError::MooncakeRefused)?;
+        mooncake.open(name, &self.local.engine)
     }
 }
 

@@ -97,8 +97,17 @@ impl Connection {
                 true => moved(self.receive(session, memory).await)?,
                 false => None,
             };
-            // A peer that closes early has said why before.
-            let sent = if received.is_some() { sent.unwrap_or(None) } else { sent? };
+            let sent = match sent {
+                // A peer that closes has perhaps said why before.
+                Err(_) if receives => {
+                    if received.is_some() {
+                        return Ok(());
+                    }
+                    self.ready(Interest::READABLE).await?;
+                    continue;
+                }
+                sent => sent?,
+            };
             if received.is_some() || sent.is_some() || !(receives || sends) {
                 self.count(received.unwrap_or(0) + sent.unwrap_or(0));
                 return Ok(());
@@ -108,9 +117,13 @@ impl Connection {
                 (true, false) => Interest::READABLE,
                 (false, _) => Interest::WRITABLE,
             };
-            let ready = timeout_at(self.deadline, self.stream.ready(interest)).await;
-            ready.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+            self.ready(interest).await?;
         }
+    }
+
+    async fn ready(&self, interest: Interest) -> io::Result<()> {
+        let ready = timeout_at(self.deadline, self.stream.ready(interest)).await;
+        ready.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?.map(drop)
     }
 
     async fn receive(

@@ -19,6 +19,8 @@ pub(super) enum Memory {
     Host { lease: Arc<Lease>, start: u64 },
     /// A GPU's memory, by way of a chunk.
     Device { lease: Arc<Lease>, start: u64, chunk: Chunk },
+    /// No memory: what is received is dropped, and there is nothing to send.
+    Nowhere,
 }
 
 /// A stretch of the operation's bytes.
@@ -50,8 +52,10 @@ impl Memory {
 
     /// Whether somebody waits for the operation to end.
     pub(super) fn is_withdrawn(&self) -> bool {
-        let (Self::Host { lease, .. } | Self::Device { lease, .. }) = self;
-        lease.is_withdrawn()
+        match self {
+            Self::Host { lease, .. } | Self::Device { lease, .. } => lease.is_withdrawn(),
+            Self::Nowhere => false,
+        }
     }
 
     /// Receives what comes next, without waiting for the socket, and says how many bytes; 0 at the
@@ -84,6 +88,11 @@ impl Memory {
                 }
                 Ok(received as u64)
             }
+            Self::Nowhere => {
+                let mut bytes = [0; 64];
+                let most = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+                Ok(stream.try_read(&mut bytes[..most])? as u64)
+            }
         }
     }
 
@@ -109,6 +118,7 @@ impl Memory {
                 }
                 Ok(stream.try_write(&chunk.bytes[(offset - chunk.offset) as usize..])? as u64)
             }
+            Self::Nowhere => Err(io::Error::from(io::ErrorKind::InvalidInput).into()),
         }
     }
 }

@@ -1,18 +1,29 @@
-//! Mooncake's TCP transport: what stock Mooncake processes read and write this node's memory by.
+//! Mooncake's TCP transport: by which stock Mooncake processes read and write this node's memory, and
+//! it theirs.
 //!
 //! The framing has no authentication: whoever reaches the data port may use all registered memory.
 //! `MC_KVFERRY_MOONCAKE=off` closes it. Sockets are the host here, and [`kvferry_wire::mooncake`]
 //! the protocol.
 
+mod client;
 mod connection;
+mod error;
 mod memory;
+mod overlap;
+mod pool;
 mod server;
+mod transfer;
+
+pub use client::MooncakePeer;
+pub use error::TransferError;
+pub use transfer::{Transfer, TransferState};
 
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::Runtime;
+use kvferry_engine::Engine;
+use tokio::runtime::{Handle, Runtime};
 
 use crate::describe::Local;
 use crate::error::NodeError;
@@ -25,8 +36,8 @@ pub struct MooncakeLimits {
     pub connections: usize,
     /// How long a connection without an operation is kept.
     pub idle: Duration,
-    /// How long a header may take, and how long a payload may take for each 256 KiB, or for what
-    /// is left of it.
+    /// How long a header or a status may take, and how long a payload may take for each 256 KiB, or
+    /// for what is left of it. Holds for transfers that begin here, too.
     pub progress: Duration,
 }
 
@@ -43,6 +54,8 @@ impl Default for MooncakeLimits {
 pub(crate) struct Mooncake {
     /// Taken only by `Drop`.
     runtime: Option<Runtime>,
+    handle: Handle,
+    limits: MooncakeLimits,
 }
 
 /// Threads that move bytes, at most.
@@ -72,7 +85,13 @@ impl Mooncake {
                 .map_err(|error| NodeError::system("listening for data", error))?
         };
         runtime.spawn(server::accept(Arc::clone(local), listener, limits));
-        Ok(Self { runtime: Some(runtime) })
+        let handle = runtime.handle().clone();
+        Ok(Self { runtime: Some(runtime), handle, limits })
+    }
+
+    /// Opens a peer for transfers by `engine`.
+    pub(crate) fn open(&self, name: &str, engine: &Arc<Engine>) -> Result<MooncakePeer, NodeError> {
+        MooncakePeer::open(name, engine, &self.handle, self.limits.progress)
     }
 }
 
