@@ -121,6 +121,19 @@ impl Connection {
         }
     }
 
+    /// Waits, for however long, for the first bytes of an operation, or for the end. May be given up
+    /// at any time: no byte is lost.
+    pub(super) async fn begin(&mut self, session: &mut impl Session) -> Result<(), MoveError> {
+        loop {
+            // It may say so of bytes that were read before.
+            self.stream.readable().await?;
+            if moved(self.receive(session, &mut None).await)?.is_some() {
+                self.restart();
+                return Ok(());
+            }
+        }
+    }
+
     async fn ready(&self, interest: Interest) -> io::Result<()> {
         let ready = timeout_at(self.deadline, self.stream.ready(interest)).await;
         ready.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?.map(drop)

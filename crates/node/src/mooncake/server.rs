@@ -183,12 +183,16 @@ async fn operate(
         if server.is_idle() {
             memory = None;
             let listed = idle.enter();
-            tokio::select! {
-                _ = connection.stream.readable() => {}
+            let begun = tokio::select! {
+                begun = connection.begin(&mut server) => begun,
                 () = listed.evicted.notified() => break End::Idle,
                 () = sleep(limits.idle) => break End::Idle,
+            };
+            // A reset between operations takes nothing away.
+            if begun.is_err() {
+                break End::Said(Closing::Ended);
             }
-            connection.restart();
+            continue;
         }
         if memory.as_ref().is_some_and(Memory::is_withdrawn) {
             break End::Withdrawn;
@@ -199,7 +203,6 @@ async fn operate(
             Err(MoveError::Socket(error)) if error.kind() == io::ErrorKind::TimedOut => {
                 break End::Stalled;
             }
-            Err(MoveError::Socket(_)) if server.is_idle() => break End::Said(Closing::Ended),
             Err(MoveError::Socket(error)) => break End::Broken(error),
         }
     };
