@@ -4,7 +4,7 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, Side, eventually};
@@ -27,20 +27,13 @@ fn impatient() -> MooncakeLimits {
     MooncakeLimits { progress: Duration::from_millis(300), ..MooncakeLimits::default() }
 }
 
-fn connect(side: &Side) -> TcpStream {
-    let address = SocketAddr::from(([127, 0, 0, 1], side.node.data_port().unwrap()));
-    let stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream
-}
-
 fn header(op: WireOp, version: Version, addr: u64, length: u64) -> [u8; 24] {
     Header { op, version, addr, length }.encode()
 }
 
 /// A good operation on a new connection.
 fn serves(side: &Side) {
-    assert_eq!(read(&mut connect(side), side.buffer.addr(), 3), [7; 3]);
+    assert_eq!(read(&mut side.data_stranger(), side.buffer.addr(), 3), [7; 3]);
 }
 
 fn read(stream: &mut TcpStream, addr: u64, length: usize) -> Vec<u8> {
@@ -73,7 +66,7 @@ fn every_truncation_of_a_write_ends_only_its_own_connection_and_is_counted() {
         let mut whole = header(WireOp::Write, version, side.buffer.addr() + 64, 16).to_vec();
         whole.extend([9; 16]);
         for length in 1..whole.len() {
-            let mut stream = connect(&side);
+            let mut stream = side.data_stranger();
             stream.write_all(&whole[..length]).unwrap();
             stream.shutdown(Shutdown::Write).unwrap();
             assert_eq!(rest(&mut stream), b"", "{length} bytes");
@@ -92,7 +85,7 @@ fn a_reader_that_leaves_at_any_byte_costs_only_its_connection() {
     let side = side(impatient());
     for version in VERSIONS {
         for taken in [0, 1, 7, 8, 9, 4096] {
-            let mut stream = connect(&side);
+            let mut stream = side.data_stranger();
             stream.write_all(&header(WireOp::Read, version, side.buffer.addr(), BYTES)).unwrap();
             stream.read_exact(&mut vec![0; taken]).unwrap();
         }
@@ -131,7 +124,7 @@ fn impossible_ranges_are_rejected_as_each_version_does() {
     for (addr, length) in impossible(&side) {
         for op in [WireOp::Read, WireOp::Write] {
             for version in VERSIONS {
-                let mut stream = connect(&side);
+                let mut stream = side.data_stranger();
                 stream.write_all(&header(op, version, addr, length)).unwrap();
                 let expected = match version {
                     Version::V1 => vec![],
@@ -151,7 +144,7 @@ fn impossible_ranges_are_rejected_as_each_version_does() {
 #[test]
 fn a_client_that_still_sends_hears_that_its_write_was_rejected() {
     let side = side(MooncakeLimits::default());
-    let mut stream = connect(&side);
+    let mut stream = side.data_stranger();
     let end = side.buffer.addr() + BYTES;
     stream.write_all(&header(WireOp::Write, Version::V2, end, 64 << 20)).unwrap();
     let mut sending = stream.try_clone().unwrap();
@@ -166,7 +159,7 @@ fn a_client_that_still_sends_hears_that_its_write_was_rejected() {
 fn garbage_on_the_data_port_ends_only_its_own_connection() {
     let side = side(MooncakeLimits::default());
     for (count, (what, bytes)) in common::garbage().into_iter().enumerate() {
-        let mut stream = connect(&side);
+        let mut stream = side.data_stranger();
         // A length of zero in 8 bytes is the beginning of a header.
         let _ = stream.write_all(&bytes);
         let _ = stream.shutdown(Shutdown::Write);
@@ -191,7 +184,7 @@ fn operations_follow_each_other_on_one_connection_in_any_portions() {
     answer.extend(Status::Done.encode());
     answer.extend([9, 9, 9, 9, 7, 7]);
     for portion in [1, 3, 23, 24, 25, said.len()] {
-        let mut stream = connect(&side);
+        let mut stream = side.data_stranger();
         stream.set_nodelay(true).unwrap();
         said.chunks(portion).for_each(|part| stream.write_all(part).unwrap());
         let mut found = vec![0; answer.len()];
@@ -205,10 +198,9 @@ fn operations_follow_each_other_on_one_connection_in_any_portions() {
 fn a_client_that_dribbles_is_ended_at_the_progress_deadline() {
     let side = side(impatient());
     let write = header(WireOp::Write, Version::V2, side.buffer.addr(), BYTES);
-    let mut count = 0;
     // In the header, and in the payload.
-    for said in [&write[..10], &write[..]] {
-        let mut stream = connect(&side);
+    for (before, said) in (0..).zip([&write[..10], &write[..]]) {
+        let mut stream = side.data_stranger();
         stream.write_all(said).unwrap();
         let start = Instant::now();
         // A byte now and then is no progress.
@@ -220,13 +212,12 @@ fn a_client_that_dribbles_is_ended_at_the_progress_deadline() {
             }
         }
         assert_eq!(rest(&mut stream), b"");
-        count += 1;
-        eventually("it is counted", || side.node.rejected() == count);
+        eventually("it is counted", || side.node.rejected() == before + 1);
     }
     // One that takes nothing of what it reads.
     let big =
         Side::with(64 << 20, &NodeOptions { mooncake: impatient(), ..NodeOptions::default() });
-    let mut stream = connect(&big);
+    let mut stream = big.data_stranger();
     stream.write_all(&header(WireOp::Read, Version::V2, big.buffer.addr(), 64 << 20)).unwrap();
     eventually("it is given up", || big.node.rejected() == 1);
 }
@@ -235,7 +226,7 @@ fn a_client_that_dribbles_is_ended_at_the_progress_deadline() {
 fn idle_connections_are_kept_for_a_while_and_then_closed_without_blame() {
     let idle = Duration::from_millis(300);
     let side = side(MooncakeLimits { idle, ..MooncakeLimits::default() });
-    let mut stream = connect(&side);
+    let mut stream = side.data_stranger();
     for _ in 0..5 {
         std::thread::sleep(idle / 3);
         assert_eq!(read(&mut stream, side.buffer.addr(), 2), [7; 2]);
@@ -247,7 +238,7 @@ fn idle_connections_are_kept_for_a_while_and_then_closed_without_blame() {
 #[test]
 fn a_thousand_connections_are_served_within_the_limit_and_idle_ones_make_room() {
     let side = side(MooncakeLimits { connections: 8, ..MooncakeLimits::default() });
-    let mut streams: Vec<_> = (0..300).map(|_| connect(&side)).collect();
+    let mut streams: Vec<_> = (0..300).map(|_| side.data_stranger()).collect();
     // The newest are there, and everybody who comes is served.
     for stream in streams.iter_mut().rev().take(4) {
         assert_eq!(read(stream, side.buffer.addr(), 2), [7; 2]);
@@ -266,21 +257,21 @@ fn busy_connections_make_room_at_the_progress_deadline() {
     let side = side(MooncakeLimits { connections: 2, ..impatient() });
     let stuck: Vec<_> = (0..2)
         .map(|_| {
-            let mut stream = connect(&side);
+            let mut stream = side.data_stranger();
             let write = header(WireOp::Write, Version::V2, side.buffer.addr(), BYTES);
             stream.write_all(&write).unwrap();
             stream
         })
         .collect();
     serves(&side);
-    assert_eq!(side.node.rejected(), 2);
+    eventually("both are counted", || side.node.rejected() == 2);
     drop(stuck);
 }
 
 #[test]
 fn a_region_that_is_unregistered_takes_its_operations_with_it() {
     let side = side(MooncakeLimits::default());
-    let mut stream = connect(&side);
+    let mut stream = side.data_stranger();
     stream.write_all(&header(WireOp::Write, Version::V2, side.buffer.addr(), BYTES)).unwrap();
     stream.write_all(&[9; 4096]).unwrap();
     eventually("it is being written", || bytes(&side)[4095] == 9);
@@ -294,7 +285,24 @@ fn a_region_that_is_unregistered_takes_its_operations_with_it() {
     });
     // SAFETY: the buffer owns it, and unregisters it when it is dropped.
     unsafe { side.engine.register(side.buffer.addr(), BYTES) }.unwrap();
-    assert_eq!(read(&mut connect(&side), side.buffer.addr(), 3), [9; 3]);
+    assert_eq!(read(&mut side.data_stranger(), side.buffer.addr(), 3), [9; 3]);
+}
+
+#[test]
+fn transfers_succeed_at_once_after_their_connections_were_closed_for_being_idle() {
+    let idle = Duration::from_millis(50);
+    let there = side(MooncakeLimits { idle, ..MooncakeLimits::default() });
+    let here = Side::new(BYTES);
+    let peer = here.node.open_mooncake(there.node.name()).unwrap();
+    let ranges: Vec<_> = (0..64)
+        .map(|at| (here.buffer.addr() + at * 64, there.buffer.addr() + at * 64))
+        .map(|(local, remote)| Range { local, remote, len: 64 })
+        .collect();
+    for op in [Op::Write, Op::Read, Op::Write, Op::Write] {
+        let transfer = peer.submit(op, &ranges).unwrap();
+        assert_eq!(transfer.wait(PATIENCE), TransferState::Completed);
+        std::thread::sleep(idle * 3);
+    }
 }
 
 /// A server with a descriptor of one buffer, whose data connections are answered with `answer` once

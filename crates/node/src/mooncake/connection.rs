@@ -99,7 +99,7 @@ impl Connection {
             };
             let sent = match sent {
                 // A peer that closes has perhaps said why before.
-                Err(_) if receives => {
+                Err(MoveError::Socket(_)) if receives => {
                     if received.is_some() {
                         return Ok(());
                     }

@@ -3,6 +3,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
@@ -44,10 +46,11 @@ impl Pool {
     pub(super) async fn connect(&self) -> io::Result<Lent> {
         loop {
             let Some((connection, since)) = self.idle().pop() else { break };
-            // Between operations there is nothing to read, not even an end.
-            let waits = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
-            let alive = connection.stream.try_read(&mut [0]).as_ref().is_err_and(waits);
-            if alive && since.elapsed() < KEEP {
+            // Between operations there is nothing to read, not even an end. Asked of the system, not
+            // of the runtime, which may not know yet.
+            let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+            let peeked = rustix::net::recv(&connection.stream, &mut [0][..], flags);
+            if peeked == Err(Errno::AGAIN) && since.elapsed() < KEEP {
                 return Ok(Lent { connection, used: true });
             }
         }
