@@ -192,3 +192,12 @@ fn a_node_that_refuses_mooncakes_framing_names_no_port_and_no_memory() {
     let error = here.node.open_mooncake(stock.name()).expect_err("nor does it begin");
     assert!(error.to_string().contains("MC_KVFERRY_MOONCAKE"), "{error}");
 }
+
+#[test]
+fn a_probe_of_stock_is_answered() {
+    let Some(mut stock) = Stock::start(4096, &[]) else { return };
+    let here = Here::new(4096);
+    let order = serde_json::json!({"do": "probe", "peer": here.node.name()});
+    assert_eq!(stock.ask(&order), 0);
+    assert_ne!(stock.ask(&serde_json::json!({"do": "probe", "peer": "127.0.0.1:1"})), 0);
+}
