@@ -61,6 +61,10 @@ pub(crate) struct Mooncake {
 /// Threads that move bytes, at most.
 const THREADS: usize = 4;
 
+/// Threads that wait for devices, resolvers and descriptors, at most; there is none while nothing of
+/// that happens.
+const WAITING_THREADS: usize = 16;
+
 /// How long a thread may take to leave a device's copy.
 const LEAVE: Duration = Duration::from_secs(5);
 
@@ -74,6 +78,7 @@ impl Mooncake {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
+            .max_blocking_threads(WAITING_THREADS)
             .thread_name("kvferry-mooncake")
             .enable_io()
             .enable_time()

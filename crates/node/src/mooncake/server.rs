@@ -53,9 +53,10 @@ async fn place(places: &Arc<Semaphore>, idle: &Idle) -> Option<OwnedSemaphorePer
     let mut free = std::pin::pin!(Arc::clone(places).acquire_owned());
     loop {
         let evicted = idle.evict();
+        let again = if evicted { &idle.survived } else { &idle.grew };
         tokio::select! {
             place = &mut free => return place.ok(),
-            () = idle.grew.notified(), if !evicted => {}
+            () = again.notified() => {}
         }
     }
 }
@@ -66,6 +67,8 @@ struct Idle {
     list: Mutex<(u64, BTreeMap<u64, Arc<Notify>>)>,
     /// Told of each one that comes.
     grew: Notify,
+    /// Told of one that was evicted in the moment in which it was asked for something.
+    survived: Notify,
 }
 
 /// A connection in the list.
@@ -96,6 +99,15 @@ impl Idle {
 
     fn list(&self) -> MutexGuard<'_, (u64, BTreeMap<u64, Arc<Notify>>)> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Listed<'_> {
+    /// Takes it off the list, to carry an operation.
+    fn carry(self) {
+        if self.idle.list().1.remove(&self.key).is_none() {
+            self.idle.survived.notify_one();
+        }
     }
 }
 
@@ -183,7 +195,9 @@ async fn operate(
         if server.is_idle() {
             memory = None;
             let listed = idle.enter();
+            // What waits already is taken first: a busy connection never sets the timer.
             let begun = tokio::select! {
+                biased;
                 begun = connection.begin(&mut server) => begun,
                 () = listed.evicted.notified() => break End::Idle,
                 () = sleep(limits.idle) => break End::Idle,
@@ -192,6 +206,7 @@ async fn operate(
             if begun.is_err() {
                 break End::Said(Closing::Ended);
             }
+            listed.carry();
             continue;
         }
         if memory.as_ref().is_some_and(Memory::is_withdrawn) {
@@ -211,9 +226,9 @@ async fn operate(
 
 /// Reads until the client closes.
 async fn drain(stream: &TcpStream) {
-    let mut rest = [0; 16 << 10];
     while stream.readable().await.is_ok() {
-        match stream.try_read(&mut rest) {
+        // Not kept while it waits: there are many connections.
+        match stream.try_read(&mut [0; 16 << 10]) {
             Ok(0) => return,
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
