@@ -1,4 +1,5 @@
-//! The `kvferry` command: measure transfers between two processes, and explain the machine.
+//! The `kvferry` command: measure transfers between two processes, serve memory, and explain the
+//! machine.
 
 mod bench;
 mod case;
@@ -11,6 +12,7 @@ pub mod model;
 pub mod pattern;
 pub mod random;
 mod report;
+mod serve;
 pub mod shape;
 mod soak;
 mod sockets;
@@ -35,6 +37,9 @@ enum Command {
     /// Moves random pieces in every form between two processes for minutes, verifies each round,
     /// and fails if anything leaks
     Soak(soak::Options),
+    /// Lets peers, stock Mooncake processes among them, read and write a piece of memory until
+    /// SIGTERM, or until standard input closes
+    Serve(serve::Options),
     /// Explains devices, links, compilers and knobs of this machine, and calibrates devices
     Doctor(doctor::Options),
     /// One of the two processes of a bench; it reads commands from standard input
@@ -49,6 +54,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Bench(options) => bench::run(&options),
         Command::Soak(options) => soak::run(&options),
+        Command::Serve(options) => serve::run(&options),
         Command::Doctor(options) => doctor::run(&options),
         Command::Worker(options) => worker::run(&options),
     };

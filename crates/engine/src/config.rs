@@ -40,6 +40,11 @@ pub struct Config {
     pub stall_timeout: Duration,
     /// How long unregistering waits for batches. `MC_KVFERRY_UNREGISTER_TIMEOUT_SEC`.
     pub unregister_timeout: Duration,
+    /// Serve and use Mooncake's TCP transport, which knows no authentication.
+    /// `MC_KVFERRY_MOONCAKE`.
+    pub mooncake: bool,
+    /// Newest version of Mooncake's TCP framing that transfers begun here speak. `MC_TCP_PROTO`.
+    pub tcp_proto: u32,
     /// Where compiled kernels and profiles of devices are kept; `None` keeps none.
     /// `MC_KVFERRY_CACHE_DIR`.
     pub cache_directory: Option<PathBuf>,
@@ -197,6 +202,18 @@ pub const KNOBS: &[Knob] = &[
         default: "30",
         accepts: "0 to 86400 seconds",
         about: "how long unregistering a region waits for batches that use it",
+    },
+    Knob {
+        name: "MC_KVFERRY_MOONCAKE",
+        default: "on",
+        accepts: "on or off (1 or 0)",
+        about: "off refuses Mooncake's TCP framing, by which whoever reaches the port reads and writes registered memory",
+    },
+    Knob {
+        name: "MC_TCP_PROTO",
+        default: "2",
+        accepts: "1 or 2",
+        about: "newest version of Mooncake's TCP framing that transfers begun here speak",
     },
     Knob {
         name: "MC_KVFERRY_CACHE_DIR",
@@ -360,6 +377,8 @@ impl Config {
             max_mappings: reader.read("MC_KVFERRY_MAX_MAPPINGS", within(1..=1_000_000))? as usize,
             stall_timeout: reader.read("MC_KVFERRY_STALL_TIMEOUT_SEC", seconds(1))?,
             unregister_timeout: reader.read("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", seconds(0))?,
+            mooncake: reader.read("MC_KVFERRY_MOONCAKE", choice(&["on", "1"], &["off", "0"]))?,
+            tcp_proto: reader.read("MC_TCP_PROTO", within(1..=2))? as u32,
             cache_directory: reader.cache_directory()?,
             disable_hip: reader.read_if_set("MC_DISABLE_HIP", |_| Some(()))?.is_some(),
             hip_batch_copy_min: reader
@@ -523,6 +542,7 @@ mod tests {
         assert_eq!(config.small_max_bytes, 4 << 20);
         assert_eq!(config.streams, 4);
         assert!(config.kernel && config.high_priority && config.proof && !config.strict);
+        assert!(config.mooncake);
         assert_eq!(config.max_mappings, 4096);
         let names: Vec<_> = config.settings().iter().map(|setting| setting.name).collect();
         assert_eq!(names, KNOBS.iter().map(|knob| knob.name).collect::<Vec<_>>());
@@ -584,6 +604,7 @@ mod tests {
         for off in ["off", "0"] {
             assert_eq!(with("MC_KVFERRY_KERNEL", off).map(|config| config.kernel), Ok(false));
             assert_eq!(with("MC_KVFERRY_PROOF", off).map(|config| config.proof), Ok(false));
+            assert_eq!(with("MC_KVFERRY_MOONCAKE", off).map(|config| config.mooncake), Ok(false));
             assert_eq!(with(CACHE, off).map(|config| config.cache_directory), Ok(None));
         }
     }

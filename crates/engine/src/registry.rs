@@ -1,7 +1,7 @@
 //! Registered memory: who owns an address, in which allocation, and who uses it now.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use kvferry_device::{Allocation, Device, DeviceUuid, Export, Mapping};
@@ -23,11 +23,17 @@ pub(crate) struct Region {
     pub(crate) segment: SegmentRef,
     /// Batches in flight that use it.
     users: AtomicUsize,
+    /// Whether somebody waits for it to be unused.
+    withdrawn: AtomicBool,
 }
 
 impl Region {
     pub(crate) fn users(&self) -> usize {
         self.users.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        self.withdrawn.load(Ordering::Relaxed)
     }
 }
 
@@ -228,8 +234,10 @@ impl Registry {
                 return self.register(devices, addr, len);
             }
         }
-        let (segment, users) = (state.name_segment(), AtomicUsize::new(0));
-        state.publish(Arc::new(Region { addr, len, device, allocation: key, segment, users }));
+        let segment = state.name_segment();
+        let (users, withdrawn) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let region = Region { addr, len, device, allocation: key, segment, users, withdrawn };
+        state.publish(Arc::new(region));
         Ok(())
     }
 
@@ -238,12 +246,14 @@ impl Registry {
         let mut state = self.state();
         let region = state.by_addr.remove(&addr).ok_or(Error::UnknownRegion { addr })?;
         state.segments[region.segment.segment as usize].region = None;
+        region.withdrawn.store(true, Ordering::Relaxed);
         state.table = None;
         Ok(region)
     }
 
     /// Puts a withdrawn region back, because it is still in use.
     pub(crate) fn restore(&self, region: Arc<Region>) {
+        region.withdrawn.store(false, Ordering::Relaxed);
         self.state().publish(region);
     }
 
@@ -313,6 +323,14 @@ impl Registry {
         let lock = Arc::new(HostLock { base, mapping });
         locks.insert(device.info().uuid, Arc::clone(&lock));
         Ok(lock)
+    }
+
+    /// Keeps the region that holds `addr` registered until the pin is dropped; none if none does.
+    pub(crate) fn pin_at(&self, addr: u64) -> Option<Pin> {
+        // Pinned under the lock, under which regions are withdrawn.
+        let state = self.state();
+        let (_, region) = state.by_addr.range(..=addr).next_back()?;
+        (addr - region.addr < region.len).then(|| Pin::new(region))
     }
 
     /// Keeps the regions of these windows registered until the pins are dropped.

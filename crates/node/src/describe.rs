@@ -24,6 +24,8 @@ pub(crate) struct Local {
     pub(crate) host: Uuid,
     /// Abstract Unix socket where exports are handed out.
     pub(crate) socket: String,
+    /// Where Mooncake's TCP transport listens; none if it is refused.
+    pub(crate) data_port: Option<u16>,
     /// Connections that ended because of what they said.
     pub(crate) rejected: AtomicU64,
     /// Where the batch protocol is spoken, if it is.
@@ -38,7 +40,9 @@ impl Local {
     /// The descriptor of the memory that is registered now.
     pub(crate) fn descriptor(&self) -> Result<Vec<u8>, SegmentError> {
         let segment = self.engine.segment();
-        let buffers = segment.regions.iter().map(|region| wire::Buffer {
+        // Stock peers are told of no memory where none may be asked for.
+        let served = segment.regions.iter().filter(|_| self.data_port.is_some());
+        let buffers = served.map(|region| wire::Buffer {
             name: self.name.clone(),
             addr: region.addr,
             length: region.len,
@@ -47,8 +51,7 @@ impl Local {
         wire::encode(&Descriptor {
             name: self.name.clone(),
             protocol: Protocol::One("tcp".into()),
-            // There is no TCP transport yet.
-            tcp_data_port: 0,
+            tcp_data_port: self.data_port.unwrap_or(0),
             tcp_proto_version: 2,
             timestamp: timestamp(),
             buffers: buffers.collect(),

@@ -97,6 +97,17 @@ pub enum NodeError {
         /// The engine that answers.
         found: String,
     },
+    /// The peer serves no memory by Mooncake's TCP transport.
+    #[error(
+        "peer {peer} offers no TCP transport: it uses another one (run it with MC_FORCE_TCP=1), or is a kvferry node with MC_KVFERRY_MOONCAKE=off"
+    )]
+    NoDataPort {
+        /// The peer.
+        peer: String,
+    },
+    /// This node's engine refuses Mooncake's framing.
+    #[error("Mooncake's TCP transport is refused here: MC_KVFERRY_MOONCAKE=off")]
+    MooncakeRefused,
     /// The engine refused the peer's segment.
     #[error(transparent)]
     Engine(#[from] kvferry_engine::Error),

@@ -11,6 +11,7 @@ use crate::error::NodeError;
 use crate::exports::{self, Connection};
 use crate::handshake;
 use crate::monitor::Monitor;
+use crate::mooncake::{Mooncake, MooncakeLimits, MooncakePeer};
 use crate::peer::Peer;
 use crate::service::{Service, ServiceOptions, WhenFull};
 use crate::socket;
@@ -26,12 +27,15 @@ pub struct NodeOptions {
     /// Where peers that map no memory of this node reach it, by the batch protocol; port 0 takes any
     /// free one. Loopback by default; `None` serves no such peer.
     pub batch_listen: Option<SocketAddr>,
+    /// Bounds of Mooncake's TCP transport, which listens on another port of the same address.
+    pub mooncake: MooncakeLimits,
 }
 
 impl Default for NodeOptions {
     fn default() -> Self {
         let any = (Ipv4Addr::LOCALHOST, 0).into();
-        Self { listen: any, name: None, batch_listen: Some(any) }
+        let mooncake = MooncakeLimits::default();
+        Self { listen: any, name: None, batch_listen: Some(any), mooncake }
     }
 }
 
@@ -43,6 +47,7 @@ pub struct Node {
     monitor: Monitor,
     _handshake: Service,
     _exports: Service,
+    mooncake: Option<Mooncake>,
 }
 
 impl Node {
@@ -59,9 +64,12 @@ impl Node {
         if given.is_none() && listen.ip().is_unspecified() {
             return Err(NodeError::NameMissing { listen });
         }
-        let listener = TcpListener::bind(listen).map_err(refused)?;
-        listener.set_nonblocking(true).map_err(refused)?;
+        let listener = socket::listen_tcp(listen).map_err(refused)?;
         let bound = listener.local_addr().map_err(refused)?;
+        let data = match engine.config().mooncake {
+            true => Some(listen_beside(bound).map_err(refused)?),
+            false => None,
+        };
 
         let socket = format!("kvferry-{}", Identity::random());
         let exports = socket::listen_unix(&socket)
@@ -72,6 +80,7 @@ impl Node {
             name: name(given, bound),
             host: describe::boot_id()?,
             socket,
+            data_port: data.as_ref().map(|(_, port)| *port),
             rejected: AtomicU64::new(0),
             batch,
         });
@@ -85,6 +94,9 @@ impl Node {
                 let local = Arc::clone(&local);
                 Arc::new(move |socket| exports::serve(&local, socket))
             })?,
+            mooncake: data
+                .map(|(data, _)| Mooncake::start(&local, data, options.mooncake))
+                .transpose()?,
             local,
         };
         let Local { name, host, socket, .. } = &*node.local;
@@ -100,6 +112,12 @@ impl Node {
     /// The engine.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.local.engine
+    }
+
+    /// Where Mooncake's TCP transport listens, on the host of the name; none if the engine's
+    /// `MC_KVFERRY_MOONCAKE` is off.
+    pub fn data_port(&self) -> Option<u16> {
+        self.local.data_port
     }
 
     /// How many connections ended because of what they said, or did not say in time.
@@ -139,6 +157,17 @@ impl Node {
         tracing::debug!(node = self.name(), peer = name, %incarnation, regions = extension.regions.len(), "opened a peer on this host");
         Ok(Peer::new(address, target, Some(watch)))
     }
+
+    /// Opens a peer for transfers by Mooncake's TCP transport, which is any that serves it: stock
+    /// Mooncake, on whichever host. Takes 10 seconds at most, plus what the resolver takes.
+    ///
+    /// # Errors
+    /// [`NodeError::BadAddress`], [`NodeError::Handshake`], [`NodeError::Descriptor`],
+    /// [`NodeError::NoDataPort`], [`NodeError::MooncakeRefused`].
+    pub fn open_mooncake(&self, name: &str) -> Result<MooncakePeer, NodeError> {
+        let mooncake = self.mooncake.as_ref().ok_or(NodeError::MooncakeRefused)?;
+        mooncake.open(name, &self.local.engine)
+    }
 }
 
 /// Requests are short, so one that keeps its connection while all are taken is stuck.
@@ -148,6 +177,14 @@ const HANDSHAKE: ServiceOptions =
 /// A connection lasts as long as the peer; all are of this user.
 const EXPORTS: ServiceOptions =
     ServiceOptions { name: "kvferry-exports", limit: 1024, when_full: WhenFull::Refuse };
+
+/// Listens on another port of the same address, and says which.
+fn listen_beside(mut address: SocketAddr) -> std::io::Result<(TcpListener, u16)> {
+    address.set_port(0);
+    let listener = socket::listen_tcp(address)?;
+    let port = listener.local_addr()?.port();
+    Ok((listener, port))
+}
 
 fn name(given: Option<Address>, bound: SocketAddr) -> String {
     match given {

@@ -2,13 +2,13 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, Result};
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{self, Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -161,6 +161,22 @@ pub(crate) fn connect_tcp(address: &Address, deadline: Instant) -> std::io::Resu
         }
     }
     Err(failure)
+}
+
+/// Listens on an address, without blocking: the port is taken from here on, and `[::]` is every
+/// address of both families, whatever the system's default is.
+pub(crate) fn listen_tcp(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    // A port whose old connections linger is free; one that somebody listens on is not.
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    if address.ip().is_unspecified() && address.is_ipv6() {
+        sockopt::set_ipv6_v6only(&socket, false)?;
+    }
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::listen(&socket, 1024)?;
+    Ok(socket.into())
 }
 
 /// Connects to an abstract Unix socket of this network namespace.

@@ -2,8 +2,9 @@
 
 mod common;
 
-use common::{Side, eventually, exports_of, garbage, say_tcp, say_unix};
-use kvferry_engine::{Op, State};
+use common::{PATIENCE, Side, eventually, exports_of, garbage, say_tcp, say_unix};
+use kvferry_engine::{Op, Range, State};
+use kvferry_node::TransferState;
 
 #[test]
 fn closed_connections_peers_and_nodes_leave_no_descriptor_and_no_thread() {
@@ -18,8 +19,15 @@ fn closed_connections_peers_and_nodes_leave_no_descriptor_and_no_thread() {
             here.transfer(peers[0].target(), Op::Write, there.buffer.addr(), 64),
             Ok(State::Completed)
         );
+        let range = Range { local: here.buffer.addr(), remote: there.buffer.addr(), len: 64 };
+        let stock = here.node.open_mooncake(there.node.name()).unwrap();
+        for op in [Op::Write, Op::Read] {
+            let moved = stock.submit(op, &[range]).unwrap().wait(PATIENCE);
+            assert_eq!(moved, TransferState::Completed);
+        }
         for (_, bytes) in garbage() {
             say_tcp(&there.stranger(), &bytes);
+            say_tcp(&there.data_stranger(), &bytes);
             say_unix(&exports_of(&there.extension()), &bytes);
         }
         drop(peers);

@@ -17,7 +17,8 @@ fn a_stock_peer_gets_a_descriptor_that_it_can_read() {
     let descriptor = segment::parse(&json).unwrap();
     assert_eq!(descriptor.name, side.node.name());
     assert!(descriptor.protocol.offers("tcp"));
-    assert_eq!((descriptor.tcp_data_port, descriptor.tcp_proto_version), (0, 2));
+    assert_eq!(Some(descriptor.tcp_data_port), side.node.data_port());
+    assert_eq!(descriptor.tcp_proto_version, 2);
     let buffer = &descriptor.buffers[0];
     assert_eq!((buffer.addr, buffer.length), (side.buffer.addr(), side.buffer.len()));
     assert_eq!(json.last(), Some(&b'\n'));

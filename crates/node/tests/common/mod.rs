@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -38,6 +38,14 @@ impl Side {
     /// The node's port, spoken to as a stranger would.
     pub(crate) fn stranger(&self) -> TcpStream {
         let stream = TcpStream::connect(self.node.name().parse::<SocketAddr>().unwrap()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// The node's data port, likewise.
+    pub(crate) fn data_stranger(&self) -> TcpStream {
+        let port = self.node.data_port().expect("it is not refused");
+        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream
     }

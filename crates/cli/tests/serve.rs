@@ -1,0 +1,112 @@
+//! `kvferry serve` as its users run it.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvferry_engine::{Config, Engine, Op, Range};
+use kvferry_node::{Node, NodeOptions, TransferState};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+struct Server {
+    process: Child,
+    ready: Value,
+}
+
+impl Server {
+    fn start(arguments: &[&str], input: Stdio) -> Self {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_kvferry"))
+            .arg("serve")
+            .args(arguments)
+            .stdin(input)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the command starts");
+        let mut line = String::new();
+        let mut output = BufReader::new(process.stdout.take().expect("piped"));
+        output.read_line(&mut line).expect("a line");
+        Self { process, ready: serde_json::from_str(&line).expect("JSON") }
+    }
+
+    fn text(&self, field: &str) -> &str {
+        self.ready[field].as_str().expect("text")
+    }
+
+    fn number(&self, field: &str) -> u64 {
+        self.ready[field].as_u64().expect("a number")
+    }
+
+    fn ends_well(mut self) {
+        assert!(self.process.wait().expect("it ends").success());
+    }
+}
+
+#[test]
+fn memory_of_a_server_is_written_and_read_by_the_name_that_it_prints() {
+    let server = Server::start(&["--memory", "1M"], Stdio::piped());
+    assert_eq!(server.number("length"), 1 << 20);
+    assert_eq!(server.text("device"), "host:0");
+    assert!(server.text("name").starts_with("127.0.0.1:"));
+    assert_ne!(server.number("data_port"), 0);
+
+    let host = kvferry_device::host().expect("host memory");
+    let engine = Engine::new(Config::default(), vec![host]).expect("an engine");
+    let buffer = engine.allocate(&engine.devices()[0], 4096).expect("memory");
+    let node = Node::start(Arc::clone(&engine), &NodeOptions::default()).expect("a node");
+    let peer = node.open_mooncake(server.text("name")).expect("the server");
+    let remote = server.number("address");
+    let transfer = |op, local, len| {
+        let range = Range { local: buffer.addr() + local, remote: remote + 77, len };
+        peer.submit(op, &[range]).expect("a good list").wait(Duration::from_secs(20))
+    };
+    buffer.write(0, b"there and back").expect("inside");
+    assert_eq!(transfer(Op::Write, 0, 14), TransferState::Completed);
+    assert_eq!(transfer(Op::Read, 2048, 14), TransferState::Completed);
+    let mut bytes = [0; 14];
+    buffer.read(2048, &mut bytes).expect("inside");
+    assert_eq!(&bytes, b"there and back");
+}
+
+#[test]
+fn a_server_ends_when_its_input_closes_or_it_is_told_and_leaves_no_file() {
+    let directory = tempfile::tempdir().expect("a folder");
+    let path = directory.path().join("segment.json");
+    let arguments = ["--memory", "4096", "--segment-file", path.to_str().expect("text")];
+    for signal in [None, Some(Signal::SIGTERM), Some(Signal::SIGINT)] {
+        let input = if signal.is_some() { Stdio::null() } else { Stdio::piped() };
+        let mut server = Server::start(&arguments, input);
+        let written = std::fs::read(&path).expect("a file");
+        assert_eq!(serde_json::from_slice::<Value>(&written).expect("JSON"), server.ready);
+        match signal {
+            None => drop(server.process.stdin.take()),
+            Some(signal) => {
+                let id = Pid::from_raw(server.process.id() as i32);
+                kill(id, signal).expect("it runs, although its input is empty");
+            }
+        }
+        server.ends_well();
+        assert_eq!(std::fs::read_dir(&directory).expect("a folder").count(), 0);
+    }
+}
+
+#[test]
+fn what_cannot_be_served_is_said_in_one_line() {
+    let first = Server::start(&["--memory", "4096"], Stdio::piped());
+    let taken = first.text("name").to_owned();
+    for (arguments, said) in [
+        (vec!["--memory", "4096", "--listen", &taken], "cannot listen on"),
+        (vec!["--memory", "4096", "--listen", "0.0.0.0:0"], "needs a name"),
+        (vec!["--memory", "4096", "--listen", "nowhere"], "nowhere"),
+        (vec!["--memory", "0"], "expected bytes"),
+        (vec!["--memory", "1G", "--device", "gpu"], "expected host, cuda:N or rocm:N"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvferry"));
+        let output = command.arg("serve").args(&arguments).output().expect("it starts");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && text.contains(said), "{arguments:?}: {text}");
+        assert_eq!(output.stdout, b"");
+    }
+}

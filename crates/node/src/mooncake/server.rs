@@ -1,0 +1,244 @@
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kvferry_wire::mooncake::{Closing, Header, Server, Version};
+use rustix::net::Shutdown;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{sleep, timeout};
+
+use super::MooncakeLimits;
+use super::connection::Connection;
+use super::memory::{Memory, MoveError};
+use crate::describe::Local;
+
+/// How long the listener rests after an error that will not go away by asking again.
+const REST: Duration = Duration::from_millis(100);
+
+/// How long a client that was refused may take to hear of it.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// Serves connections for ever.
+pub(super) async fn accept(local: Arc<Local>, listener: TcpListener, limits: MooncakeLimits) {
+    let places = Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS)));
+    let idle = Arc::new(Idle::default());
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                let Some(place) = place(&places, &idle).await else { return };
+                let (local, idle) = (Arc::clone(&local), Arc::clone(&idle));
+                tokio::spawn(async move {
+                    serve(&local, &idle, &limits, stream, peer).await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                // Out of descriptors, most likely: asking again at once would spin.
+                tracing::warn!(%error, "cannot accept data connections, trying again");
+                sleep(REST).await;
+            }
+        }
+    }
+}
+
+/// A place for one more connection: a free one, that of the longest idle connection, or the first
+/// that becomes either.
+async fn place(places: &Arc<Semaphore>, idle: &Idle) -> Option<OwnedSemaphorePermit> {
+    if let Ok(place) = Arc::clone(places).try_acquire_owned() {
+        return Some(place);
+    }
+    let mut free = std::pin::pin!(Arc::clone(places).acquire_owned());
+    loop {
+        let evicted = idle.evict();
+        let again = if evicted { &idle.survived } else { &idle.grew };
+        tokio::select! {
+            place = &mut free => return place.ok(),
+            () = again.notified() => {}
+        }
+    }
+}
+
+/// Connections that carry no operation, the longest idle first.
+#[derive(Debug, Default)]
+struct Idle {
+    list: Mutex<(u64, BTreeMap<u64, Arc<Notify>>)>,
+    /// Told of each one that comes.
+    grew: Notify,
+    /// Told of one that was evicted in the moment in which it was asked for something.
+    survived: Notify,
+}
+
+/// A connection in the list.
+struct Listed<'a> {
+    idle: &'a Idle,
+    key: u64,
+    evicted: Arc<Notify>,
+}
+
+impl Idle {
+    fn enter(&self) -> Listed<'_> {
+        let evicted = Arc::new(Notify::new());
+        let key = {
+            let (next, list) = &mut *self.list();
+            *next += 1;
+            list.insert(*next, Arc::clone(&evicted));
+            *next
+        };
+        self.grew.notify_one();
+        Listed { idle: self, key, evicted }
+    }
+
+    /// Ends the longest idle connection, if there is one.
+    fn evict(&self) -> bool {
+        let oldest = self.list().1.pop_first();
+        oldest.map(|(_, evicted)| evicted.notify_one()).is_some()
+    }
+
+    fn list(&self) -> MutexGuard<'_, (u64, BTreeMap<u64, Arc<Notify>>)> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Listed<'_> {
+    /// Takes it off the list, to carry an operation.
+    fn carry(self) {
+        if self.idle.list().1.remove(&self.key).is_none() {
+            self.idle.survived.notify_one();
+        }
+    }
+}
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        self.idle.list().1.remove(&self.key);
+    }
+}
+
+/// How a connection ended.
+#[derive(Debug, thiserror::Error)]
+enum End {
+    #[error(transparent)]
+    Said(Closing),
+    #[error("nothing was asked on it")]
+    Idle,
+    #[error("the client sent, or took, too little for too long")]
+    Stalled,
+    #[error("it broke: {0}")]
+    Broken(io::Error),
+    #[error("{0}")]
+    Device(kvferry_engine::Error),
+    #[error("the region was unregistered meanwhile")]
+    Withdrawn,
+}
+
+async fn serve(
+    local: &Local,
+    idle: &Idle,
+    limits: &MooncakeLimits,
+    stream: TcpStream,
+    peer: SocketAddr,
+) {
+    let mut connection = Connection::new(stream, limits.progress);
+    let (end, last) = operate(local, idle, limits, &mut connection).await;
+    let node = &local.name;
+    match &end {
+        End::Said(Closing::Ended) | End::Idle => {
+            tracing::debug!(node, %peer, reason = %end, "closed a data connection");
+        }
+        End::Device(error) => {
+            tracing::warn!(node, %peer, %error, "registered memory could not be served");
+        }
+        End::Said(_) | End::Stalled | End::Broken(_) | End::Withdrawn => {
+            local.reject();
+            tracing::debug!(node, %peer, reason = %end, "ended a data connection");
+        }
+    }
+    if let (End::Said(Closing::Rejected { .. }), Some(Version::V2)) = (end, last) {
+        // The client may be sending still, and closing with unread bytes would reset the connection
+        // and could take the status back.
+        let _ = rustix::net::shutdown(&connection.stream, Shutdown::Write);
+        let _ = timeout(LINGER, drain(&connection.stream)).await;
+    }
+}
+
+/// Serves operation after operation. Also says in which version the last one was asked for.
+async fn operate(
+    local: &Local,
+    idle: &Idle,
+    limits: &MooncakeLimits,
+    connection: &mut Connection,
+) -> (End, Option<Version>) {
+    let mut server = Server::new();
+    let mut memory: Option<Memory> = None;
+    let mut last = None;
+    let end = loop {
+        if let Some(closing) = server.closing() {
+            break End::Said(closing);
+        }
+        if let Some(request) = server.request() {
+            last = Some(request.version);
+            memory = lease(local, request);
+            match &memory {
+                Some(_) => server.allow(),
+                None => server.reject(),
+            }
+            continue;
+        }
+        if server.written().is_some() {
+            memory = None;
+            server.applied();
+            continue;
+        }
+        if server.is_idle() {
+            memory = None;
+            let listed = idle.enter();
+            // What waits already is taken first: a busy connection never sets the timer.
+            let begun = tokio::select! {
+                biased;
+                begun = connection.begin(&mut server) => begun,
+                () = listed.evicted.notified() => break End::Idle,
+                () = sleep(limits.idle) => break End::Idle,
+            };
+            // A reset between operations takes nothing away.
+            if begun.is_err() {
+                break End::Said(Closing::Ended);
+            }
+            listed.carry();
+            continue;
+        }
+        if memory.as_ref().is_some_and(Memory::is_withdrawn) {
+            break End::Withdrawn;
+        }
+        match connection.advance(&mut server, memory.as_mut()).await {
+            Ok(()) => {}
+            Err(MoveError::Device(error)) => break End::Device(error),
+            Err(MoveError::Socket(error)) if error.kind() == io::ErrorKind::TimedOut => {
+                break End::Stalled;
+            }
+            Err(MoveError::Socket(error)) => break End::Broken(error),
+        }
+    };
+    (end, last)
+}
+
+/// Reads until the client closes.
+async fn drain(stream: &TcpStream) {
+    while stream.readable().await.is_ok() {
+        // Not kept while it waits: there are many connections.
+        match stream.try_read(&mut [0; 16 << 10]) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// The bytes of a request, if one registered region has them all.
+fn lease(local: &Local, Header { addr, length, .. }: Header) -> Option<Memory> {
+    let lease = local.engine.lease(addr, length).filter(|lease| lease.len() == length)?;
+    Some(Memory::new(Arc::new(lease), 0))
+}

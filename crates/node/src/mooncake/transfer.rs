@@ -1,0 +1,81 @@
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use super::error::TransferError;
+
+/// Where a transfer is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TransferState {
+    /// Bytes may still move.
+    Running,
+    /// Every byte is in place; where the peer speaks version 1, which does not say so, it was asked
+    /// for the last byte of each piece.
+    Completed,
+    /// It failed. Its destination is undefined, and nothing here is read or written any more.
+    Failed(TransferError),
+}
+
+/// A batch of ranges on its way to or from a Mooncake peer. It goes on, and ends exactly once,
+/// whether or not anybody looks.
+#[derive(Clone, Debug)]
+pub struct Transfer {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<TransferState>,
+    ended: Condvar,
+}
+
+impl Transfer {
+    /// One that runs, and what ends it.
+    pub(super) fn begin() -> (Self, Ending) {
+        let state = Mutex::new(TransferState::Running);
+        let shared = Arc::new(Shared { state, ended: Condvar::new() });
+        (Self { shared: Arc::clone(&shared) }, Ending { shared, outcome: OnceLock::new() })
+    }
+
+    /// Where it is now. Does not block.
+    pub fn poll(&self) -> TransferState {
+        self.shared.state().clone()
+    }
+
+    /// Waits until it ends or the time is over; then it is still `Running`.
+    pub fn wait(&self, timeout: Duration) -> TransferState {
+        let running = |state: &mut TransferState| *state == TransferState::Running;
+        let waited = self.shared.ended.wait_timeout_while(self.shared.state(), timeout, running);
+        waited.unwrap_or_else(PoisonError::into_inner).0.clone()
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, TransferState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends a transfer when it is dropped, as failed if nobody said how. Whatever moves bytes holds it.
+#[derive(Debug)]
+pub(super) struct Ending {
+    shared: Arc<Shared>,
+    outcome: OnceLock<Result<(), TransferError>>,
+}
+
+impl Ending {
+    /// Says how; the first word counts.
+    pub(super) fn say(&self, outcome: Result<(), TransferError>) {
+        let _ = self.outcome.set(outcome);
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        *self.shared.state() = match self.outcome.take() {
+            Some(Ok(())) => TransferState::Completed,
+            Some(Err(error)) => TransferState::Failed(error),
+            None => TransferState::Failed(TransferError::Closed),
+        };
+        self.shared.ended.notify_all();
+    }
+}
