@@ -32,7 +32,7 @@ use crate::error::NodeError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MooncakeLimits {
     /// Most connections that are served at once. When all are taken, the one that has been idle
-    /// for longest makes room; if none is idle, the next one waits.
+    /// for longest makes room, after a quarter of a second at least; if none is idle, the next one waits.
     pub connections: usize,
     /// How long a connection without an operation is kept.
     pub idle: Duration,
