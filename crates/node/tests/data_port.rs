@@ -283,8 +283,10 @@ fn a_region_that_is_unregistered_takes_its_operations_with_it() {
     eventually("it is being written", || bytes(&side)[4095] == 9);
     std::thread::scope(|scope| {
         let unregister = scope.spawn(|| side.engine.unregister(side.buffer.addr()));
-        // The next bytes find out.
+        // The next bytes find out, long before the progress deadline.
+        let start = Instant::now();
         while stream.write_all(&[9]).is_ok() {
+            assert!(start.elapsed() < MooncakeLimits::default().progress / 2, "it goes on");
             std::thread::sleep(Duration::from_millis(1));
         }
         unregister.join().unwrap().unwrap();
