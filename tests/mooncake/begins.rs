@@ -62,6 +62,24 @@ fn stock_is_written_and_read_in_version_2() {
     both_ways(Config::default());
 }
 
+#[test]
+fn thousands_of_small_pieces_and_several_transfers_at_once_arrive() {
+    let random = &mut random();
+    let Some(mut stock) = Stock::start(BYTES, &[]) else { return };
+    let here = Here::new(BYTES);
+    let peer = here.node.open_mooncake(stock.name()).expect("a peer");
+    let (ours, mut theirs) = fill(&here, &mut stock, random);
+    let base = stock.addr();
+    let pieces = scatter(&[1777; 8000], BYTES, base, random);
+    let ranges = ranges(&here, &pieces);
+    let parts = ranges.chunks(2000).map(|part| peer.submit(Op::Write, part).expect("good"));
+    for transfer in parts.collect::<Vec<_>>() {
+        assert_eq!(transfer.wait(PATIENCE), TransferState::Completed);
+    }
+    copy(&ours, &mut theirs, pieces.iter().map(|p| (p.local, p.remote - base, p.len)));
+    same(&stock.get(0, BYTES), &theirs, "what was written to stock");
+}
+
 fn version_1() -> Config {
     let mut config = Config::default();
     config.tcp_proto = 1;

@@ -60,6 +60,20 @@ fn a_completed_write_of_stock_is_in_place() {
     }
 }
 
+#[test]
+fn thousands_of_pieces_that_each_have_a_connection_are_all_served() {
+    let random = &mut random();
+    let Some(mut stock) = Stock::start(BYTES, UNPOOLED) else { return };
+    let here = Here::new(BYTES);
+    let (mut ours, theirs) = fill(&here, &mut stock, random);
+    let base = here.buffer.addr();
+    let pieces = scatter(&[1000; 3000], BYTES, base, random);
+    assert!(stock.moves("write", here.node.name(), &pieces));
+    copy(&theirs, &mut ours, pieces.iter().map(|p| (p.local, p.remote - base, p.len)));
+    same(&here.bytes(), &ours, "what stock wrote");
+    assert_eq!(here.node.rejected(), 0);
+}
+
 /// Ranges that are not inside one registered region: before it, across its ends, behind it, nowhere.
 fn outside(here: &Here) -> Vec<(u64, u64)> {
     let (start, end) = (here.buffer.addr(), here.buffer.addr() + here.buffer.len());

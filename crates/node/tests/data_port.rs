@@ -283,8 +283,10 @@ fn a_region_that_is_unregistered_takes_its_operations_with_it() {
     eventually("it is being written", || bytes(&side)[4095] == 9);
     std::thread::scope(|scope| {
         let unregister = scope.spawn(|| side.engine.unregister(side.buffer.addr()));
-        // The next bytes find out.
+        // The next bytes find out, long before the progress deadline.
+        let start = Instant::now();
         while stream.write_all(&[9]).is_ok() {
+            assert!(start.elapsed() < MooncakeLimits::default().progress / 2, "it goes on");
             std::thread::sleep(Duration::from_millis(1));
         }
         unregister.join().unwrap().unwrap();
@@ -309,6 +311,47 @@ fn transfers_succeed_at_once_after_their_connections_were_closed_for_being_idle(
         assert_eq!(transfer.wait(PATIENCE), TransferState::Completed);
         std::thread::sleep(idle * 2);
     }
+}
+
+/// Makes two regions of a side's buffer, which touch in its middle.
+fn split(side: &Side) {
+    let (addr, half) = (side.buffer.addr(), BYTES / 2);
+    side.engine.unregister(addr).unwrap();
+    // SAFETY: the buffer's memory lives as long as the side, and `join` comes before its end.
+    unsafe { side.engine.register_all(&[(addr, half), (addr + half, half)]) }.unwrap();
+}
+
+fn join(side: &Side) {
+    let (addr, half) = (side.buffer.addr(), BYTES / 2);
+    for addr in [addr, addr + half] {
+        side.engine.unregister(addr).unwrap();
+    }
+    // SAFETY: the buffer owns it, and unregisters it when it is dropped.
+    unsafe { side.engine.register(addr, BYTES) }.unwrap();
+}
+
+#[test]
+fn a_range_may_cross_regions_that_touch_though_an_operation_may_not() {
+    let (here, there) = (side(MooncakeLimits::default()), side(MooncakeLimits::default()));
+    split(&here);
+    split(&there);
+    let pattern: Vec<u8> = (0..BYTES).map(|at| (at % 251) as u8).collect();
+    here.buffer.write(0, &pattern).unwrap();
+    let peer = here.node.open_mooncake(there.node.name()).unwrap();
+    let (local, remote) = (here.buffer.addr(), there.buffer.addr());
+    let range = Range { local: local + 1, remote: remote + 100, len: BYTES - 100 };
+    let state = peer.submit(Op::Write, &[range]).unwrap().wait(PATIENCE);
+    assert_eq!(state, TransferState::Completed);
+    let found = bytes(&there);
+    assert!(found[..100] == [7; 100] && found[100..] == pattern[1..BYTES as usize - 99]);
+    assert_eq!(there.node.rejected(), 0);
+
+    let mut stream = there.data_stranger();
+    let across = header(WireOp::Read, Version::V2, remote + BYTES / 2 - 1, 2);
+    stream.write_all(&across).unwrap();
+    assert_eq!(rest(&mut stream), Status::AddressRejected.encode());
+    join(&here);
+    join(&there);
 }
 
 /// A server with a descriptor of one buffer, whose data connections are answered with `answer` once

@@ -31,8 +31,9 @@ use crate::error::NodeError;
 /// Bounds of Mooncake's TCP transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MooncakeLimits {
-    /// Most connections that are served at once. When all are taken, the one that has been idle
-    /// for longest makes room; if none is idle, the next one waits.
+    /// Most connections that are served at once. When all are taken, the one that has been idle for
+    /// longest makes room, after a quarter of a second at least; if none is idle, the next one
+    /// waits.
     pub connections: usize,
     /// How long a connection without an operation is kept.
     pub idle: Duration,

@@ -8,7 +8,7 @@ use kvferry_wire::mooncake::{Closing, Header, Server, Version};
 use rustix::net::Shutdown;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::MooncakeLimits;
 use super::connection::Connection;
@@ -17,6 +17,9 @@ use crate::describe::Local;
 
 /// How long the listener rests after an error that will not go away by asking again.
 const REST: Duration = Duration::from_millis(100);
+
+/// How long a connection may be idle however many wait: what was asked on a new one may be on its way.
+const GRACE: Duration = Duration::from_millis(250);
 
 /// How long a client that was refused may take to hear of it.
 const LINGER: Duration = Duration::from_secs(5);
@@ -52,11 +55,16 @@ async fn place(places: &Arc<Semaphore>, idle: &Idle) -> Option<OwnedSemaphorePer
     }
     let mut free = std::pin::pin!(Arc::clone(places).acquire_owned());
     loop {
-        let evicted = idle.evict();
-        let again = if evicted { &idle.survived } else { &idle.grew };
+        let again = async {
+            match idle.evict() {
+                Eviction::Done => idle.survived.notified().await,
+                Eviction::At(moment) => sleep_until(moment).await,
+                Eviction::None => idle.grew.notified().await,
+            }
+        };
         tokio::select! {
             place = &mut free => return place.ok(),
-            () = again.notified() => {}
+            () = again => {}
         }
     }
 }
@@ -64,11 +72,26 @@ async fn place(places: &Arc<Semaphore>, idle: &Idle) -> Option<OwnedSemaphorePer
 /// Connections that carry no operation, the longest idle first.
 #[derive(Debug, Default)]
 struct Idle {
-    list: Mutex<(u64, BTreeMap<u64, Arc<Notify>>)>,
+    list: Mutex<List>,
     /// Told of each one that comes.
     grew: Notify,
     /// Told of one that was evicted in the moment in which it was asked for something.
     survived: Notify,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    next: u64,
+    connections: BTreeMap<u64, (Instant, Arc<Notify>)>,
+}
+
+enum Eviction {
+    /// One was told to end.
+    Done,
+    /// The first one may be told then.
+    At(Instant),
+    /// None is idle.
+    None,
 }
 
 /// A connection in the list.
@@ -82,22 +105,29 @@ impl Idle {
     fn enter(&self) -> Listed<'_> {
         let evicted = Arc::new(Notify::new());
         let key = {
-            let (next, list) = &mut *self.list();
-            *next += 1;
-            list.insert(*next, Arc::clone(&evicted));
-            *next
+            let list = &mut *self.list();
+            list.next += 1;
+            list.connections.insert(list.next, (Instant::now(), Arc::clone(&evicted)));
+            list.next
         };
         self.grew.notify_one();
         Listed { idle: self, key, evicted }
     }
 
-    /// Ends the longest idle connection, if there is one.
-    fn evict(&self) -> bool {
-        let oldest = self.list().1.pop_first();
-        oldest.map(|(_, evicted)| evicted.notify_one()).is_some()
+    /// Ends the longest idle connection, if it has been so for long enough.
+    fn evict(&self) -> Eviction {
+        let mut list = self.list();
+        let Some(oldest) = list.connections.first_entry() else { return Eviction::None };
+        let moment = oldest.get().0 + GRACE;
+        if Instant::now() < moment {
+            return Eviction::At(moment);
+        }
+        let (_, evicted) = oldest.remove();
+        evicted.notify_one();
+        Eviction::Done
     }
 
-    fn list(&self) -> MutexGuard<'_, (u64, BTreeMap<u64, Arc<Notify>>)> {
+    fn list(&self) -> MutexGuard<'_, List> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -105,7 +135,7 @@ impl Idle {
 impl Listed<'_> {
     /// Takes it off the list, to carry an operation.
     fn carry(self) {
-        if self.idle.list().1.remove(&self.key).is_none() {
+        if self.idle.list().connections.remove(&self.key).is_none() {
             self.idle.survived.notify_one();
         }
     }
@@ -113,7 +143,7 @@ impl Listed<'_> {
 
 impl Drop for Listed<'_> {
     fn drop(&mut self) {
-        self.idle.list().1.remove(&self.key);
+        self.idle.list().connections.remove(&self.key);
     }
 }
 
