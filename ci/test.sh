@@ -23,7 +23,9 @@ for root in target/rocm/*; do
   $on_root "${CARGO_TARGET_DIR:-target}/debug/kvferry" doctor | grep --after-context 2 "^HIP $version"
 done
 # The ROCm backend end to end, on stand-ins for AMD's libraries: every suite that has a device of it.
-KVFERRY_TEST_REQUIRE=rocm,hip,cxx ci/with-hip-shim.sh cargo test --workspace --all-features -- rocm
+export KVFERRY_TEST_REQUIRE=rocm,hip,hip-shim,cxx
+ci/with-hip-shim.sh cargo test --workspace --all-features -- rocm
+ci/with-hip-shim.sh cargo test --workspace --all-features --test rocm
 ci/with-hip-shim.sh kvferry doctor | grep "^| rocm:1"
 ci/with-hip-shim.sh kvferry bench --device rocm:0 --peer-device rocm:1 --shape R2,W18 --iterations 3
 # The main job, small: two processes, both directions, every byte verified.
