@@ -373,6 +373,10 @@ impl Asker {
             return false;
         }
         while self.open && !self.draining && end.requests() < AT_ONCE {
+            // One that would wait behind another is left for a lane that has none.
+            if end.requests() > 0 && queue.jobs.len() < self.shared.wakes.len() {
+                break;
+            }
             let Some(mut job) = queue.jobs.pop_front() else { break };
             let Some(encoded) = job.encoded.take() else { continue };
             match end.submit(encoded) {
