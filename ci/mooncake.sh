@@ -4,10 +4,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+installed=$(ldconfig -p)
+missing=()
 for library in libibverbs.so.1:libibverbs1 libnuma.so.1:libnuma1 libcurl.so.4:libcurl4; do
-  ldconfig -p | grep --quiet "${library%:*}" || missing+=("${library#*:}")
+  [[ $installed == *"${library%:*}"* ]] || missing+=("${library#*:}")
 done
-if [ -n "${missing[*]-}" ]; then
+if [ "${#missing[@]}" -gt 0 ]; then
   apt-get update
   apt-get install --yes --no-install-recommends "${missing[@]}"
 fi
