@@ -77,9 +77,18 @@ impl Staging {
         self.pools[index].get_or_init(open).clone()
     }
 
-    pub(super) fn pinned_bytes(&self) -> u64 {
-        let pools = self.pools.iter().filter_map(|pool| pool.get()?.as_ref().ok());
-        pools.map(|pool| pool.pinned_bytes).sum()
+    /// Bytes of all pinned slices.
+    pub(super) fn slot_bytes(&self) -> u64 {
+        self.open_pools().map(|pool| pool.pinned_bytes).sum()
+    }
+
+    /// Bytes of pinned memory that the queues beside them hold.
+    pub(super) fn queue_bytes(&self) -> u64 {
+        self.open_pools().map(|pool| pool.lane.lock().pinned_bytes()).sum()
+    }
+
+    fn open_pools(&self) -> impl Iterator<Item = &Arc<Pool>> {
+        self.pools.iter().filter_map(|pool| pool.get()?.as_ref().ok())
     }
 
     pub(super) fn watcher(&self) -> &Watcher {
@@ -163,6 +172,8 @@ impl Pool {
             streams: count.clamp(1, 16) as usize,
             ring_slots: 8,
             slot_descriptors: 8192,
+            // They run one behind the other, so a short first launch gains nothing.
+            first_descriptors: 8192,
             ..QueueOptions::default()
         };
         let lane = Lane::open_with(Arc::clone(&device), config, &options)?;

@@ -123,9 +123,14 @@ impl Tcp {
         Listener::start(&self.shared, registry, address)
     }
 
-    /// Bytes of pinned memory for staging.
+    /// Bytes of the pinned slots.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        self.shared.staging.slot_bytes()
+    }
+
+    /// Bytes of pinned memory for staging, with what its queues hold.
     pub(crate) fn pinned_bytes(&self) -> u64 {
-        self.shared.staging.pinned_bytes()
+        self.shared.staging.slot_bytes() + self.shared.staging.queue_bytes()
     }
 
     /// Starts planned jobs, behind the producer if there is one.
