@@ -23,7 +23,8 @@ use rustix::fs::{Mode, OFlags};
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::peer::Peer;
-use super::staging::{Staging, wait_for};
+use super::staging::Staging;
+use super::watcher::wait_for;
 use crate::config::{Config, OverlapCheck};
 use crate::error::{Error, Result};
 use crate::registry::Registry;
