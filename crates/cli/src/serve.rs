@@ -61,7 +61,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let device = open_device(options.device, &config)?;
     let engine = Engine::new(config, vec![Arc::clone(&device)])?;
     let buffer = engine.allocate(&device, options.memory)?;
-    let node_options = NodeOptions { listen, name, ..NodeOptions::default() };
+    // Peers that reach the one port reach the others.
+    let batch_listen = Some(SocketAddr::new(listen.ip(), 0));
+    let node_options = NodeOptions { listen, name, batch_listen, ..NodeOptions::default() };
     let node = Node::start(Arc::clone(&engine), &node_options)?;
 
     let ready = Ready {

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvferry_engine::{Config, Engine, Op, Range};
+use kvferry_engine::{Config, Engine, Op, Path, Range, State};
 use kvferry_node::{Node, NodeOptions, TransferState};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -68,6 +68,24 @@ fn memory_of_a_server_is_written_and_read_by_the_name_that_it_prints() {
     let mut bytes = [0; 14];
     buffer.read(2048, &mut bytes).expect("inside");
     assert_eq!(&bytes, b"there and back");
+}
+
+#[test]
+fn a_server_is_reached_by_the_batch_protocol_at_the_address_that_it_listens_on() {
+    // Not the loopback address that a node would take by itself.
+    let server = Server::start(&["--memory", "1M", "--listen", "127.0.0.2:0"], Stdio::piped());
+    assert!(server.text("name").starts_with("127.0.0.2:"));
+    let host = kvferry_device::host().expect("host memory");
+    let mut config = Config::default();
+    config.force_tcp = true;
+    let engine = Engine::new(config, vec![host]).expect("an engine");
+    let buffer = engine.allocate(&engine.devices()[0], 4096).expect("memory");
+    let node = Node::start(Arc::clone(&engine), &NodeOptions::default()).expect("a node");
+    let peer = node.open(server.text("name")).expect("the server");
+    let range = Range { local: buffer.addr(), remote: server.number("address"), len: 4096 };
+    let batch = engine.submit(peer.target(), Op::Write, &[range]).expect("a good list");
+    let status = engine.wait(batch, Duration::from_secs(20)).expect("it ends");
+    assert_eq!((status.state, status.path), (State::Completed, Path::Tcp));
 }
 
 #[test]
