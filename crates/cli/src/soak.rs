@@ -1,19 +1,20 @@
 //! Random transfers between two processes for as long as asked, every round verified, and a look
 //! at what a leak would show in.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use kvferry_engine::{DeviceName, Engine, Part, State, SubmitOptions, Target};
+use kvferry_engine::{DeviceName, Engine, Error, Part, State, SubmitOptions, Target};
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 
 use crate::Failure;
-use crate::bench::Worker;
+use crate::bench::{Transport, Worker};
 use crate::case::{Direction, Work};
 use crate::forms::{Ends, Form, Request};
 use crate::layout::Layout;
@@ -26,13 +27,19 @@ use crate::worker::{Answer, Command, Side};
 /// after each round, guards included.
 ///
 /// It fails at the first wrong byte, and if over the time after the warm-up a process gained more
-/// than 64 MiB of private memory, 64 lines of /proc/self/maps, 8 file descriptors or one mapping of
-/// the other's memory, all buffers freed.
+/// than 64 MiB of private memory, 64 lines of /proc/self/maps, 8 file descriptors, 8 sockets or one
+/// mapping of the other's memory, all buffers freed.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     /// How long; a part of a minute will do
     #[arg(long, default_value = "10", value_parser = minutes)]
     minutes: f64,
+    /// How bytes move
+    #[arg(long, default_value = "peer")]
+    transport: Transport,
+    /// Connections of --transport tcp, each way
+    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u16).range(1..=64))]
+    lanes: u16,
     /// Where the one process keeps its memory: host, cuda:N or rocm:N
     #[arg(long, default_value = "host")]
     device: DeviceName,
@@ -70,20 +77,30 @@ pub(crate) struct Health {
     maps: u64,
     /// Open file descriptors.
     descriptors: u64,
+    /// Those that are sockets.
+    sockets: u64,
     /// Resident bytes that are this process's own.
     private_bytes: u64,
 }
 
 /// How much of each a process may gain.
 const MOST_GROWTH: Health =
-    Health { mappings: 0, maps: 64, descriptors: 8, private_bytes: 64 << 20 };
+    Health { mappings: 0, maps: 64, descriptors: 8, sockets: 8, private_bytes: 64 << 20 };
 
 impl Health {
     pub(crate) fn of(target: &Target) -> Result<Self, Failure> {
+        let (mut descriptors, mut sockets) = (0, 0);
+        for descriptor in std::fs::read_dir("/proc/self/fd")? {
+            descriptors += 1;
+            // The one that reads the folder is closed by now.
+            let opened = std::fs::read_link(descriptor?.path()).unwrap_or_default();
+            sockets += u64::from(opened.to_string_lossy().starts_with("socket:"));
+        }
         Ok(Self {
             mappings: target.open_count() as u64,
             maps: std::fs::read_to_string("/proc/self/maps")?.lines().count() as u64,
-            descriptors: std::fs::read_dir("/proc/self/fd")?.count() as u64,
+            descriptors,
+            sockets,
             private_bytes: private_memory()?,
         })
     }
@@ -94,6 +111,7 @@ impl Health {
             ("mappings", start.mappings, self.mappings, MOST_GROWTH.mappings),
             ("lines of /proc/self/maps", start.maps, self.maps, MOST_GROWTH.maps),
             ("file descriptors", start.descriptors, self.descriptors, MOST_GROWTH.descriptors),
+            ("sockets", start.sockets, self.sockets, MOST_GROWTH.sockets),
             ("private bytes", start.private_bytes, self.private_bytes, MOST_GROWTH.private_bytes),
         ]
         .into_iter()
@@ -107,17 +125,28 @@ impl Health {
 
 impl std::fmt::Display for Health {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { mappings, maps, descriptors, private_bytes } = self;
+        let Self { mappings, maps, descriptors, sockets, private_bytes } = self;
         let private = *private_bytes as f64 / 1e6;
-        write!(f, "{mappings} mappings, {maps} maps, {descriptors} fds, {private:.1} MB")
+        write!(
+            f,
+            "{mappings} mappings, {maps} maps, {descriptors} fds ({sockets} sockets), {private:.1} MB"
+        )
     }
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let seed = options.seed.unwrap_or_else(rand::random);
     let peer_device = options.peer_device.unwrap_or(options.device);
+    let lanes = options.lanes.to_string();
+    let knobs: &[(&str, &str)] = match options.transport {
+        Transport::Peer => &[],
+        Transport::Tcp => &[("MC_FORCE_TCP", "1"), ("MC_TCP_LANES_PER_PEER", &lanes)],
+    };
     let mut soak = Soak {
-        workers: [Worker::start("first", options.device)?, Worker::start("second", peer_device)?],
+        workers: [
+            Worker::start_with("first", options.device, knobs)?,
+            Worker::start_with("second", peer_device, knobs)?,
+        ],
         random: SmallRng::seed_from_u64(seed),
         threads: options.threads.get(),
         most_bytes: options.most_mib << 20,
@@ -128,7 +157,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let [first, second] = &mut soak.workers;
     first.open(second)?;
     second.open(first)?;
-    eprintln!("soak of {} and {}, seed {seed}", first.ready.device, second.ready.device);
+    let (ready, transport) = (&first.ready, options.transport.name());
+    eprintln!("soak of {} and {} over {transport}, seed {seed}", ready.device, second.ready.device);
 
     let time = Duration::from_secs_f64(options.minutes * 60.0);
     let progress = ProgressBar::new(time.as_secs().max(1));
@@ -195,7 +225,12 @@ impl Soak {
         };
         let command = Command::Soak { direction, peer, threads: self.threads, seed };
         match mover.ask(&command)? {
-            Answer::Soaked { batches } => self.batches += batches,
+            Answer::Soaked(soaked) => {
+                if let Some(reason) = soaked.failed.keys().next() {
+                    return Err(reason.as_str().into());
+                }
+                self.batches += soaked.completed;
+            }
             other => return Err(mover.unexpected(&other)),
         }
         let label = format!("random pieces of seed {seed}, {}", direction.name());
@@ -219,8 +254,32 @@ impl Soak {
     }
 }
 
+/// What became of the batches of a round.
+#[derive(Debug, Default, Deserialize, Serialize)]
+pub(crate) struct Soaked {
+    completed: u64,
+    /// How many, by reason.
+    failed: BTreeMap<String, u64>,
+    /// Destinations of those that failed, which are undefined: start and length, from the beginning
+    /// of the buffer.
+    undefined: Vec<(u64, u64)>,
+    /// Milliseconds until the last one ended.
+    slowest: u64,
+}
+
+impl Soaked {
+    fn add(&mut self, other: Self) {
+        self.completed += other.completed;
+        for (reason, count) in other.failed {
+            *self.failed.entry(reason).or_default() += count;
+        }
+        self.undefined.extend(other.undefined);
+        self.slowest = self.slowest.max(other.slowest);
+    }
+}
+
 /// Moves the pieces of a layout once, in batches of several forms that several threads submit at
-/// the same time. Returns how many batches.
+/// the same time. A batch may fail, by its transport.
 pub(crate) fn move_in_shares(
     engine: &Engine,
     target: &Target,
@@ -228,7 +287,7 @@ pub(crate) fn move_in_shares(
     ends: Ends,
     threads: usize,
     seed: u64,
-) -> Result<u64, Failure> {
+) -> Result<Soaked, Failure> {
     let mut random = SmallRng::seed_from_u64(seed);
     let forms: Vec<_> = [Form::Ranges, Form::Strided, Form::Paged]
         .into_iter()
@@ -250,37 +309,55 @@ pub(crate) fn move_in_shares(
             .chunks(batches / threads)
             .map(|shares| scope.spawn(|| move_shares(engine, target, ends, shares)))
             .collect();
-        threads.into_iter().try_for_each(|thread| {
-            thread.join().unwrap_or_else(|_| Err("a thread of the soak panicked".into()))
-        })
-    })?;
-    Ok(batches as u64)
+        let mut all = Soaked::default();
+        for thread in threads {
+            let moved = thread.join();
+            all.add(moved.unwrap_or_else(|_| Err("a thread of the soak panicked".into()))?);
+        }
+        Ok(all)
+    })
 }
 
-/// Submits each share as a batch, without the kernel where it says so, then waits for all.
+/// Submits each share as a batch, without the kernel where it says so, then waits for all. Each has
+/// to end, once.
 fn move_shares(
     engine: &Engine,
     target: &Target,
     ends: Ends,
     shares: &[(Request<'_>, bool)],
-) -> Result<(), Failure> {
+) -> Result<Soaked, Failure> {
     let submit = |(share, without_kernel): &(Request<'_>, bool)| {
         let part = Part { target, op: op(ends.direction), copies: share.copies() };
         let options = SubmitOptions { after: None, without_kernel: *without_kernel };
         engine.submit_parts(&[part], &options)
     };
+    let begin = Instant::now();
     let batches = shares.iter().map(submit).collect::<Result<Vec<_>, _>>()?;
-    for batch in batches {
-        let status = engine.wait(batch, PATIENCE)?;
-        match status.state {
-            State::Completed => engine.release(batch)?,
-            State::Failed(error) => return Err(error.into()),
-            State::Running => {
-                return Err(format!("a batch did not end in {} s", PATIENCE.as_secs()).into());
-            }
+    let mut states = Vec::with_capacity(batches.len());
+    for &batch in &batches {
+        let state = engine.wait(batch, PATIENCE)?.state;
+        if state == State::Running {
+            return Err(format!("a batch did not end in {} s", PATIENCE.as_secs()).into());
         }
+        states.push(state);
     }
-    Ok(())
+    let mut soaked = Soaked { slowest: begin.elapsed().as_millis() as u64, ..Soaked::default() };
+    for ((batch, state), (share, _)) in batches.into_iter().zip(states).zip(shares) {
+        let later = engine.poll(batch)?.state;
+        if later != state {
+            return Err(format!("a batch ended twice: {state:?}, then {later:?}").into());
+        }
+        match state {
+            State::Failed(Error::Tcp { reason, .. }) if !reason.is_empty() => {
+                *soaked.failed.entry(reason).or_default() += 1;
+                soaked.undefined.extend(ends.destinations(share));
+            }
+            State::Failed(error) => return Err(error.into()),
+            _ => soaked.completed += 1,
+        }
+        engine.release(batch)?;
+    }
+    Ok(soaked)
 }
 
 #[cfg(test)]
@@ -289,11 +366,13 @@ mod tests {
 
     #[test]
     fn growth_beyond_a_bound_is_a_leak_and_is_named() {
-        let start = Health { mappings: 0, maps: 100, descriptors: 10, private_bytes: 1 << 20 };
+        let start =
+            Health { mappings: 0, maps: 100, descriptors: 10, sockets: 5, private_bytes: 1 << 20 };
         let within = Health {
             mappings: 0,
             maps: 164,
             descriptors: 18,
+            sockets: 13,
             private_bytes: (64 << 20) + (1 << 20),
         };
         assert_eq!(within.leaks(&start), Vec::<String>::new());
@@ -301,6 +380,7 @@ mod tests {
             (Health { mappings: 1, ..within }, "mappings grew from 0 to 1, more than by 0"),
             (Health { maps: 165, ..within }, "lines of /proc/self/maps grew from 100 to 165"),
             (Health { descriptors: 19, ..within }, "file descriptors grew from 10 to 19"),
+            (Health { sockets: 14, ..within }, "sockets grew from 5 to 14"),
             (Health { private_bytes: 1 << 30, ..within }, "private bytes grew from 1048576"),
         ] {
             let leaks = beyond.leaks(&start);

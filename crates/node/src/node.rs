@@ -2,7 +2,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvferry_engine::{Engine, Identity};
+use kvferry_engine::{Engine, Identity, Listener};
 
 use crate::address::Address;
 use crate::batch_port;
@@ -26,12 +26,15 @@ pub struct NodeOptions {
     /// Where peers that map no memory of this node reach it, by the batch protocol; port 0 takes any
     /// free one. Loopback by default; `None` serves no such peer.
     pub batch_listen: Option<SocketAddr>,
+    /// The port that peers are told for the batch protocol, if something else than the address
+    /// listened on forwards to it.
+    pub batch_port: Option<u16>,
 }
 
 impl Default for NodeOptions {
     fn default() -> Self {
         let any = (Ipv4Addr::LOCALHOST, 0).into();
-        Self { listen: any, name: None, batch_listen: Some(any) }
+        Self { listen: any, name: None, batch_listen: Some(any), batch_port: None }
     }
 }
 
@@ -74,6 +77,7 @@ impl Node {
             socket,
             rejected: AtomicU64::new(0),
             batch,
+            batch_port: options.batch_port,
         });
         let node = Self {
             monitor: Monitor::start()?,
@@ -100,6 +104,11 @@ impl Node {
     /// The engine.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.local.engine
+    }
+
+    /// Where it listens for the batch protocol, if it does.
+    pub fn batch_address(&self) -> Option<SocketAddr> {
+        self.local.batch.as_ref().map(Listener::address)
     }
 
     /// How many connections ended because of what they said, or did not say in time.
