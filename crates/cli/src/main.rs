@@ -2,6 +2,7 @@
 
 mod bench;
 mod case;
+mod chaos;
 mod doctor;
 pub mod forms;
 mod interference;
