@@ -28,7 +28,8 @@ pub struct Config {
     pub high_priority: bool,
     /// Use the copy kernel where there is one. `MC_KVFERRY_KERNEL`.
     pub kernel: bool,
-    /// Refuse batches that the copy kernel should take where there is none. `MC_KVFERRY_STRICT`.
+    /// Refuse batches that would go a slower way: without the copy kernel that should take them, or
+    /// over TCP without staging. `MC_KVFERRY_STRICT`.
     pub strict: bool,
     /// Every pair of devices proves itself before traffic uses it. `MC_KVFERRY_PROOF`.
     pub proof: bool,
@@ -169,7 +170,7 @@ pub const KNOBS: &[Knob] = &[
         name: "MC_KVFERRY_STRICT",
         default: "0",
         accepts: "1 or 0 (on or off)",
-        about: "1 refuses a batch that the copy kernel should take on a device that has none; 0 copies it by DMA and says so once",
+        about: "1 refuses a batch that would go a slower way, by DMA for lack of a copy kernel or over TCP without staging; 0 lets it and says so once",
     },
     Knob {
         name: "MC_KVFERRY_PROOF",

@@ -255,6 +255,10 @@ fn without_a_kernel_each_piece_is_a_dma_and_arrives() {
     let options = SimOptions { kernel: false, ..SimOptions::default() };
     let gpu = || sim(&options).expect("a simulated GPU").0;
     assert_eq!(moves_shapes(&gpu(), &gpu(), SMALL), Path::TcpStaged);
+    let strict = [SMALL, &[("MC_KVFERRY_STRICT", "1")]].concat();
+    let pair = Pair::new(&gpu(), &host(), &strict);
+    let refused = pair.engine.submit(&pair.target, Op::Write, &pair.whole());
+    assert!(matches!(refused, Err(Error::NotStaged { .. })), "{refused:?}");
 }
 
 #[test]
@@ -373,6 +377,34 @@ fn memory_that_was_withdrawn_or_replaced_is_refused_with_a_reason() {
 }
 
 #[test]
+fn forms_that_cross_regions_or_begin_before_one_arrive_like_any() {
+    let (pair, mut random) = (Pair::new(&host(), &gpu().0, SMALL), random());
+    let (local, remote) = (pair.local.addr(), pair.there.buffer.addr());
+    pair.there.engine.unregister(remote).expect("it is idle");
+    for (at, len) in [(0, LEN / 2), (LEN / 2, LEN / 2)] {
+        // SAFETY: the buffer's own memory, which lives until the end of the test.
+        unsafe { pair.there.engine.register(remote + at, len) }.expect("as before, in two");
+    }
+    pair.target.refresh(pair.there.engine.segment()).expect("the same engine");
+    let numbers: Vec<u32> = (2..66).collect();
+    let later: Vec<u32> = (100..164).collect();
+    for (there, addr, stride) in [(&numbers, remote, 32768), (&later, remote - 98 * 16384, 16384)] {
+        let paged = [Paged::whole_pages(
+            Pages::whole(local, &numbers, 8192, 4096),
+            Pages::whole(addr, there, stride, 4096),
+            2,
+            1000,
+        )];
+        let pieces: Vec<_> = paged.iter().flat_map(|form| form.pieces()).collect();
+        pair.check(Copies::Paged(&paged), &pieces, &mut random);
+    }
+    pair.there.engine.unregister(remote + LEN / 2).expect("it is idle");
+    pair.there.engine.unregister(remote).expect("it is idle");
+    // SAFETY: as before; the buffer unregisters it.
+    unsafe { pair.there.engine.register(remote, LEN) }.expect("as in the beginning");
+}
+
+#[test]
 fn unregistering_waits_for_what_a_peer_moves_and_later_requests_fail() {
     for _ in 0..10 {
         let pair = Pair::new(&host(), &gpu().0, SMALL);
@@ -436,32 +468,39 @@ fn lanes_that_were_idle_or_cut_connect_again_without_losing_a_batch() {
 #[test]
 fn connections_cut_at_any_byte_lose_no_byte_and_leave_no_batch_open() {
     let mut random = random();
-    let (device, _control) = gpu();
-    let there = Served::start(&device, SMALL);
-    let proxy = Proxy::start(there.address());
-    let engine = Engine::new(config(SMALL), vec![host()]).expect("an engine");
-    let local = engine.allocate(&engine.devices()[0], LEN).expect("memory");
-    let target = engine.open_tcp("peer", there.engine.segment(), &proxy.address).expect("opens");
-    let range = [Range { local: local.addr(), remote: there.buffer.addr(), len: LEN }];
-    let (mut completed, mut failed) = (0, 0);
-    for _ in 0..30 {
-        let bytes = noise(&mut random);
-        local.write(0, &bytes).expect("inside");
-        proxy.cut_after(random.random_range(1..2 * LEN));
-        let id = engine.submit(&target, Op::Write, &range).expect("submits");
-        match engine.wait(id, PATIENCE).expect("known").state {
-            State::Completed => {
-                completed += 1;
-                let mut found = vec![0; LEN as usize];
-                there.buffer.read(0, &mut found).expect("inside");
-                assert!(found == bytes, "completed with wrong bytes");
+    for (here, there) in [(host(), gpu().0), (gpu().0, host())] {
+        let there = Served::start(&there, SMALL);
+        let proxy = Proxy::start(there.address());
+        let engine = Engine::new(config(SMALL), vec![here]).expect("an engine");
+        let local = engine.allocate(&engine.devices()[0], LEN).expect("memory");
+        let target =
+            engine.open_tcp("peer", there.engine.segment(), &proxy.address).expect("opens");
+        let range = [Range { local: local.addr(), remote: there.buffer.addr(), len: LEN }];
+        let (mut completed, mut failed) = (0, 0);
+        for round in 0..30 {
+            let op = if round % 2 == 0 { Op::Write } else { Op::Read };
+            let (source, destination) = match op {
+                Op::Write => (&local, &there.buffer),
+                Op::Read => (&there.buffer, &local),
+            };
+            let bytes = noise(&mut random);
+            source.write(0, &bytes).expect("inside");
+            proxy.cut_after(random.random_range(1..2 * LEN));
+            let id = engine.submit(&target, op, &range).expect("submits");
+            match engine.wait(id, PATIENCE).expect("known").state {
+                State::Completed => {
+                    completed += 1;
+                    let mut found = vec![0; LEN as usize];
+                    destination.read(0, &mut found).expect("inside");
+                    assert!(found == bytes, "completed with wrong bytes");
+                }
+                State::Failed(Error::Tcp { .. }) => failed += 1,
+                state => panic!("{state:?}"),
             }
-            State::Failed(Error::Tcp { .. }) => failed += 1,
-            state => panic!("{state:?}"),
         }
+        println!("{completed} completed, {failed} failed");
+        assert!(completed >= 25, "a cut connection is made again");
     }
-    println!("{completed} completed, {failed} failed");
-    assert!(completed >= 25, "a cut connection is made again");
 }
 
 #[test]
@@ -596,6 +635,12 @@ fn garbage_and_hundreds_of_idle_connections_cost_only_themselves() {
     let _ = slow.write_all(&[1]);
     let id = pair.engine.submit(&pair.target, Op::Write, &pair.whole()).expect("submits");
     assert_eq!(pair.finish(id).0, State::Completed, "strangers keep a peer out");
+    // One byte now and then keeps no connection either.
+    let start = Instant::now();
+    while slow.write_all(&[0]).is_ok() {
+        assert!(start.elapsed() < Duration::from_secs(30), "a connection of bytes lives on");
+        std::thread::park_timeout(Duration::from_millis(300));
+    }
     drop(idle);
 }
 

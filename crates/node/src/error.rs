@@ -55,7 +55,7 @@ pub enum NodeError {
     },
     /// No transport leads to the peer.
     #[error(
-        "peer {peer} cannot be reached: its host is {theirs}, this one is {ours}, and only peers on the same host can be reached until there is a TCP transport"
+        "peer {peer} cannot be reached: its host is {theirs}, this one is {ours}, and it does not serve the batch protocol, by which another host could be reached"
     )]
     Unreachable {
         /// The peer.

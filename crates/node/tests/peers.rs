@@ -118,11 +118,18 @@ fn a_stale_descriptor_does_not_reach_another_engine() {
 }
 
 #[test]
-fn a_peer_on_another_host_is_unreachable_and_both_hosts_are_named() {
+fn a_peer_on_another_host_is_reached_by_tcp_or_both_hosts_are_named() {
     let (here, there) = (Side::new(4096), Side::new(4096));
     let mut distant = there.descriptor();
     let ours = distant.kvferry.as_ref().unwrap().host.to_string();
     distant.kvferry.as_mut().unwrap().host = Uuid([9; 16]);
+    let by_tcp = here.node.open(&impostor(&distant)).unwrap();
+    assert_eq!(
+        here.transfer(by_tcp.target(), Op::Write, there.buffer.addr(), 4096),
+        Ok(State::Completed)
+    );
+
+    distant.kvferry.as_mut().unwrap().batch = None;
     let peer = impostor(&distant);
     let theirs = Uuid([9; 16]).to_string();
     assert_eq!(
@@ -156,6 +163,7 @@ fn the_boot_id_and_no_name_says_whether_a_peer_is_on_this_host() {
     let mut distant = there.descriptor();
     distant.name = here.node.name().to_owned();
     distant.kvferry.as_mut().unwrap().host = Uuid([9; 16]);
+    distant.kvferry.as_mut().unwrap().batch = None;
     let error = here.node.open(&impostor(&distant)).unwrap_err();
     assert!(matches!(error, NodeError::Unreachable { .. }), "{error}");
 }

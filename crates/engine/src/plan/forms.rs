@@ -170,6 +170,11 @@ pub struct FormPieces<'a> {
 }
 
 impl<'a> FormPieces<'a> {
+    /// The pieces of a form in its normal form.
+    pub(crate) fn of(grid: Grid<'a>) -> Self {
+        Self::new(grid)
+    }
+
     fn new(grid: Grid<'a>) -> Self {
         let page = if grid.is_empty() { grid.local.numbers.len() } else { 0 };
         Self { grid, page, layer: 0, row: 0 }

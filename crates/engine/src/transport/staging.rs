@@ -222,21 +222,22 @@ impl Pool {
                 return Ok(None);
             }
         }
-        self.fall_back(if self.pinned_bytes > 0 { "all slots are busy" } else { OFF })?;
+        self.fall_back("a peer", if self.pinned_bytes > 0 { "all slots are busy" } else { OFF })?;
         Ok(pageable.take(wake).and_then(|mut bytes| {
             bytes.resize(self.slice_bytes as usize, 0);
             slice(Bytes::Pageable(bytes))
         }))
     }
 
-    fn fall_back(&self, reason: &str) -> Result<()> {
+    /// Warns once of a slower path, or refuses it in strict mode.
+    pub(super) fn fall_back(&self, peer: &str, reason: &str) -> Result<()> {
         let device = self.lane.device.info();
         if self.strict {
             let (device, reason) = (device.to_string(), reason.to_owned());
-            return Err(Error::NotStaged { device, peer: "a peer".into(), reason });
+            return Err(Error::NotStaged { device, peer: peer.to_owned(), reason });
         }
         if !self.warned.swap(true, Ordering::Relaxed) {
-            tracing::warn!(%device, reason, "GPU memory goes over TCP piece by piece, which is slower");
+            tracing::warn!(%device, peer, reason, "GPU memory goes over TCP piece by piece, which is slower");
         }
         Ok(())
     }

@@ -31,8 +31,9 @@ const PIECES: usize = 1000;
 /// How long a lane waits for a slice before it takes a slower path.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// How often deadlines are looked at.
+/// How often deadlines are looked at, with requests and without.
 const TICK: Duration = Duration::from_millis(50);
+const IDLE: Duration = Duration::from_millis(500);
 
 /// How long a closed connection says its last words.
 const PARTING: Duration = Duration::from_secs(1);
@@ -495,6 +496,9 @@ impl Channel {
             }
             Incoming::Discard(count) => {
                 self.landing = None;
+                if self.waits[1].take().is_some() {
+                    end.hold(false);
+                }
                 self.discard(end, count)
             }
             Incoming::Payload(landing) => {
@@ -693,6 +697,8 @@ impl Channel {
                 (false, true) => Some(Interest::READABLE),
                 (false, false) => None,
             };
+            // A lane without work has nothing but long deadlines.
+            let pause = if self.agreed.is_some() && self.moves.is_empty() { IDLE } else { TICK };
             let stream = &self.stream;
             let ready = async {
                 match interest {
@@ -708,7 +714,7 @@ impl Channel {
                 }
                 Some(copied) = self.copied.1.recv() => self.took(copied, end),
                 () = self.wake.notified() => {}
-                () = tokio::time::sleep(TICK) => {}
+                () = tokio::time::sleep(pause) => {}
             }
         }
     }

@@ -39,7 +39,6 @@ pub(crate) struct Tcp {
     shared: Arc<Shared>,
     sessions: Mutex<HashMap<Peering, Weak<Session>>>,
     overlap_check: OverlapCheck,
-    strict: bool,
     /// Taken by `Drop` alone.
     runtime: Option<Runtime>,
 }
@@ -78,7 +77,7 @@ impl Tcp {
         let timeout = config.tcp_status_timeout;
         let limits = Limits {
             slot_bytes: staging.slice_bytes() as u32,
-            requests: 16,
+            requests: 4,
             progress_ms: timeout.as_millis() as u32,
             ..Limits::default()
         };
@@ -97,7 +96,6 @@ impl Tcp {
             shared,
             sessions: Mutex::default(),
             overlap_check: config.overlap_check,
-            strict: config.strict,
             runtime: Some(runtime),
         })
     }
@@ -107,7 +105,8 @@ impl Tcp {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.retain(|_, session| session.strong_count() > 0);
         let key = (address.to_owned(), incarnation.0);
-        if let Some(session) = sessions.get(&key).and_then(Weak::upgrade) {
+        let known = sessions.get(&key).and_then(Weak::upgrade);
+        if let Some(session) = known.filter(|session| !session.is_stopped()) {
             return session;
         }
         let session = Session::new(&self.shared, peer, address, incarnation);

@@ -3,21 +3,22 @@
 use std::sync::Arc;
 
 use kvferry_wire::batch::{self as wire, Encoder, Form as WireForm};
+use kvferry_wire::segment::SegmentRef;
 
 use super::Tcp;
-use super::layout::{Home, Layout, Run};
+use super::layout::{Grid as LocalGrid, Home, Layout, Run};
 use super::session::Session;
 use super::transfer::{Job, Transfer};
 use crate::batch::{Holds, Path};
 use crate::config::OverlapCheck;
 use crate::error::{Error, Result};
 use crate::plan::{
-    Form, FormPieces, Limits, Op, Range, Scratch, check_bounds, check_form_bounds,
-    check_form_overlaps, check_overlaps,
+    Form, FormPieces, Grid, Limits, Op, Pages, PlacedForm, Range, Scratch, check_bounds,
+    check_form_bounds, check_form_overlaps, check_overlaps,
 };
 use crate::registry::{Registry, Table};
 use crate::request::{Copies, Part};
-use crate::target::{RemoteTable, Target};
+use crate::target::{RemoteRegion, RemoteTable, Target};
 use crate::transport::peer::Peer;
 use crate::transport::staging::{OFF, Side};
 
@@ -123,15 +124,10 @@ impl Tcp {
         } else {
             None
         };
-        match why_not {
-            None => Ok(Path::TcpStaged),
-            Some(reason) if self.strict => {
-                let device = staging.device(device).info().to_string();
-                Err(Error::NotStaged { device, peer: target.name().to_owned(), reason })
-            }
-            Some(_) if pool.is_staged(Side::Send) => Ok(Path::TcpStaged),
-            Some(_) => Ok(Path::Tcp),
+        if let Some(reason) = why_not {
+            pool.fall_back(target.name(), &reason)?;
         }
+        Ok(if pool.is_staged(Side::Send) { Path::TcpStaged } else { Path::Tcp })
     }
 
     fn cut(&self, part: &Part<'_>, checked: &Checked) -> Result<Vec<(wire::Encoded, Layout)>> {
@@ -154,13 +150,8 @@ impl Tcp {
         };
         match part.copies {
             Copies::Ranges(ranges) => ranges.iter().try_for_each(|range| cutter.add(*range))?,
-            Copies::Strided(forms) => {
-                forms.iter().flat_map(|form| form.pieces()).try_for_each(|it| cutter.add(it))?;
-            }
-            Copies::Paged(forms) => {
-                let pieces = |form| -> FormPieces<'_> { crate::plan::Paged::pieces(form) };
-                forms.iter().flat_map(pieces).try_for_each(|it| cutter.add(it))?;
-            }
+            Copies::Strided(forms) => cutter.add_forms(forms, checked.scratch.forms())?,
+            Copies::Paged(forms) => cutter.add_forms(forms, checked.scratch.forms())?,
         }
         cutter.flush()?;
         Ok(cutter.done)
@@ -242,8 +233,72 @@ impl Cutter<'_> {
         Ok(())
     }
 
+    /// Adds forms that are in bounds, as forms where the peer can have them so.
+    fn add_forms<F: Form>(&mut self, forms: &[F], placed: &[PlacedForm]) -> Result<()> {
+        for placed in placed {
+            let grid = forms[placed.form].grid();
+            let region = self.region(placed.remote.low)?;
+            let inside = placed.remote.len <= region.len - (placed.remote.low - region.addr);
+            match grid.remote.addr.checked_sub(region.addr).filter(|_| inside) {
+                Some(offset) if grid.rows <= u32::MAX.into() => {
+                    self.flush()?;
+                    self.add_grid(&grid, &region, offset)?;
+                }
+                // Pages before the first one of the region, or several regions.
+                _ => FormPieces::of(grid).try_for_each(|piece| self.add(piece))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a form that lies in one region: in requests of whole pages or, of one page in one layer,
+    /// of rows.
+    fn add_grid(&mut self, grid: &Grid<'_>, region: &RemoteRegion, offset: u64) -> Result<()> {
+        let pages = grid.local.numbers.len();
+        let page_bytes = grid.len * grid.rows * grid.layers;
+        let by_rows = pages == 1 && grid.layers == 1;
+        let rows_at_once = if by_rows { (self.most / grid.len).max(1) } else { grid.rows };
+        let pages_at_once = ((self.most / page_bytes) as usize).clamp(1, RANGES);
+        for first_page in (0..pages).step_by(pages_at_once) {
+            let chosen = first_page..pages.min(first_page + pages_at_once);
+            let mut row = 0;
+            while row < grid.rows {
+                let rows = rows_at_once.min(grid.rows - row);
+                let bytes = grid.len * rows * grid.layers * chosen.len() as u64;
+                let skip = |end: &Pages<'_>| row.wrapping_mul(end.row_stride);
+                let run = LocalGrid {
+                    addr: grid.local.addr.wrapping_add(skip(&grid.local)),
+                    len: grid.len,
+                    rows: (grid.local.row_stride, rows),
+                    layers: (grid.local.layer_stride, grid.layers),
+                    page_stride: grid.local.page_stride,
+                    pages: grid.local.numbers[chosen.clone()].to_vec(),
+                };
+                let remote = wire::Paged {
+                    segment: 0,
+                    offset: offset + skip(&grid.remote),
+                    page_stride: grid.remote.page_stride,
+                    layer_stride: grid.remote.layer_stride,
+                    row_stride: grid.remote.row_stride,
+                    row_bytes: grid.len,
+                    layers: grid.layers as u32,
+                    rows: rows as u32,
+                };
+                let names: Vec<_> = region.segment.into_iter().collect();
+                let buffer = Vec::with_capacity(256 + chosen.len() * 4);
+                let mut encoder = self.encoder(buffer, WireForm::Paged, &names);
+                encoder.paged(remote, &grid.remote.numbers[chosen.clone()]);
+                self.bytes = bytes;
+                self.runs.push(Run::Grid(Box::new(run)));
+                self.finish(encoder)?;
+                row += rows;
+            }
+        }
+        Ok(())
+    }
+
     /// The region that holds an address.
-    fn region(&mut self, addr: u64) -> Result<crate::target::RemoteRegion> {
+    fn region(&mut self, addr: u64) -> Result<RemoteRegion> {
         if self.at < self.table.region_count() {
             let now = self.table.region(self.at);
             if addr.checked_sub(now.addr).is_some_and(|offset| offset < now.len) {
@@ -275,14 +330,8 @@ impl Cutter<'_> {
         named.dedup();
         let segments: Vec<_> =
             named.iter().filter_map(|&at| self.table.region(at).segment).collect();
-        let op = match self.op {
-            Op::Write => wire::Op::Write,
-            Op::Read => wire::Op::Read,
-        };
-        let part = wire::Part::whole(0);
         let buffer = Vec::with_capacity(64 + segments.len() * 16 + self.entries.len() * 16);
-        let mut encoder =
-            Encoder::new(buffer, op, WireForm::Ranges, part, self.progress_ms, &segments);
+        let mut encoder = self.encoder(buffer, WireForm::Ranges, &segments);
         let mut last = (usize::MAX, 0);
         for &(at, offset, length) in &self.entries {
             if last.0 != at {
@@ -290,11 +339,23 @@ impl Cutter<'_> {
             }
             encoder.range(wire::Range { segment: last.1, offset, length });
         }
+        self.entries.clear();
+        self.finish(encoder)
+    }
+
+    fn encoder(&self, buffer: Vec<u8>, form: WireForm, segments: &[SegmentRef]) -> Encoder {
+        let op = match self.op {
+            Op::Write => wire::Op::Write,
+            Op::Read => wire::Op::Read,
+        };
+        Encoder::new(buffer, op, form, wire::Part::whole(0), self.progress_ms, segments)
+    }
+
+    fn finish(&mut self, encoder: Encoder) -> Result<()> {
         let encoded = encoder.finish().map_err(|error| Error::Tcp {
             peer: self.target.name().to_owned(),
             reason: error.to_string(),
         })?;
-        self.entries.clear();
         let (runs, length) = (std::mem::take(&mut self.runs), self.bytes);
         self.bytes = 0;
         self.done.push((encoded, Layout { runs, home: self.home, length, _pins: Vec::new() }));

@@ -386,7 +386,8 @@ impl Role<Responder> for Server {
             self.shut_down = true;
             end.shut_down();
         }
-        let over = table.closed && self.served.is_empty();
+        // A lane ends with a goodbye, so that no status is lost.
+        let over = table.closed && self.claim.is_none();
         let late = self.claim.is_none()
             && (self.began.elapsed() >= GREETING || !table.strangers.contains_key(&self.stranger));
         !(unwanted || over || late)

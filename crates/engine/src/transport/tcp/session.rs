@@ -99,6 +99,11 @@ impl Session {
         self.shared.wake();
     }
 
+    /// Whether [`Session::stop`] ended it.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.shared.queue().stopped.is_some()
+    }
+
     /// Ends all lanes and, as failed, all that is open.
     pub(crate) fn stop(&self, reason: &str) {
         self.shared.stop(reason);
