@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use kvferry_device::Device;
 use kvferry_device::sim::{SimControl, SimOptions, sim};
 use kvferry_engine::{
-    BatchId, Buffer, Config, Copies, Engine, Error, Listener, Op, Paged, Pages, Path, Producer,
-    Range, State, Strided, SubmitOptions, Target,
+    BatchId, Buffer, Config, Copies, Engine, Error, Listener, Op, Paged, Pages, Part, Path,
+    Producer, Range, State, Strided, SubmitOptions, Target,
 };
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
@@ -333,6 +333,32 @@ fn a_transfer_waits_for_its_producer_and_holds_up_no_other() {
     let mut found = vec![0; len as usize];
     pair.there.buffer.read(0, &mut found).expect("inside");
     assert!(found.iter().all(|&byte| byte == 7), "the source was read before it was written");
+}
+
+#[test]
+fn a_read_waits_for_whoever_still_uses_its_destination() {
+    use kvferry_device::conformance::ApplicationStream;
+    let (device, control) = gpu();
+    let pair = Pair::new(&device, &host(), SMALL);
+    pair.there.buffer.write(0, &[9; 1 << 20]).expect("inside");
+    let stream = control.stream();
+    stream.hold();
+    let (local, len) = (pair.local.addr(), 1 << 20);
+    // SAFETY: the buffer outlives the stream's work.
+    unsafe { stream.fill(local, 7, len) };
+    // SAFETY: the stream is the device's and alive.
+    let after = Some(unsafe { Producer::stream(stream.handle()) });
+    let range = [Range { local, remote: pair.there.buffer.addr(), len }];
+    let part = Part { target: &pair.target, op: Op::Read, copies: Copies::Ranges(&range) };
+    let options = SubmitOptions { after, ..SubmitOptions::default() };
+    let id = pair.engine.submit_parts(&[part], &options).expect("submits");
+    let waited = pair.engine.wait(id, Duration::from_millis(50)).expect("known");
+    assert_eq!(waited.state, State::Running);
+    stream.open();
+    assert_eq!(pair.finish(id).0, State::Completed);
+    let mut found = vec![0; len as usize];
+    pair.local.read(0, &mut found).expect("inside");
+    assert!(found.iter().all(|&byte| byte == 9), "the destination was written too early");
 }
 
 #[test]
