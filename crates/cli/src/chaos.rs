@@ -475,8 +475,12 @@ mod tests {
                 }
             });
             if missing(&chaos).is_none() {
-                let [there, back] = exchange_once_it_listens(address, &listener);
-                assert!(there == right && back == left, "it is calm");
+                // What raged may still hand over a connection that it cut.
+                let begin = Instant::now();
+                while exchange_once_it_listens(address, &listener) != [right.clone(), left.clone()]
+                {
+                    assert!(begin.elapsed() < Duration::from_secs(10), "it is not calm");
+                }
                 return;
             }
         }

@@ -499,6 +499,35 @@ mod tests {
     }
 
     #[test]
+    fn a_piece_that_is_left_out_may_hold_anything_and_nothing_beside_it() {
+        let layout = odd_layout();
+        let mut destination = destination_after(&layout, &layout.pieces);
+        let undefined = [5, 6, 9].map(|index: usize| {
+            let piece = layout.pieces[index];
+            destination[piece.destination as usize..piece.destination_end() as usize].fill(0xee);
+            (piece.destination, piece.len)
+        });
+        for chunk_bytes in [1, 64, 4097, CHUNK_BYTES] {
+            let check = |destination: &Vec<u8>| {
+                let verifier = Verifier::new(&layout).without(&undefined);
+                let read = reader(destination);
+                let Ok(outcome) = verifier.verify_in_chunks(3, chunk_bytes, SEED, GUARD_SEED, read);
+                outcome
+            };
+            let verified = check(&destination).unwrap();
+            let left_out: u64 = undefined.iter().map(|(_, length)| length).sum();
+            let whole = layout.destination_bytes - left_out;
+            assert_eq!(verified.piece_bytes + verified.guard_bytes, whole);
+            let (start, length) = undefined[1];
+            for beside in [start - 1, start + length] {
+                let mut destination = destination.clone();
+                destination[beside as usize] ^= 1;
+                assert_eq!(check(&destination).unwrap_err().offset, beside);
+            }
+        }
+    }
+
+    #[test]
     fn a_stale_round_is_found_by_its_seed() {
         let layout = odd_layout();
         let destination = destination_after(&layout, &layout.pieces);
