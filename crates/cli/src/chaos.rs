@@ -401,7 +401,6 @@ mod tests {
             while let Ok(count @ 1..) = stream.read(&mut part) {
                 found.extend_from_slice(&part[..count]);
             }
-            let _ = stream.shutdown(Shutdown::Both);
             sending.join().expect("it only sends");
             io::Result::Ok(found)
         };
