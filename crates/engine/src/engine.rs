@@ -379,14 +379,19 @@ impl Engine {
 
     /// Bytes of pinned memory that the engine holds for itself.
     pub fn pinned_bytes(&self) -> u64 {
-        self.peer.pinned_bytes() + self.staging_bytes()
+        self.peer.pinned_bytes() + self.of_tcp(Tcp::pinned_bytes)
     }
 
     /// Of them, those that stage GPU memory for TCP: slots times their size, per device that uses
     /// them.
     pub fn staging_bytes(&self) -> u64 {
+        self.of_tcp(Tcp::slot_bytes)
+    }
+
+    /// A number of the TCP transport's, if there is one.
+    fn of_tcp(&self, number: impl Fn(&Tcp) -> u64) -> u64 {
         let tcp = self.tcp.lock().unwrap_or_else(PoisonError::into_inner);
-        tcp.as_ref().map_or(0, |tcp| tcp.pinned_bytes())
+        tcp.as_ref().map_or(0, |tcp| number(tcp))
     }
 
     /// Ends every batch that can be ended, and returns how many still run.

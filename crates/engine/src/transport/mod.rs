@@ -6,3 +6,4 @@ pub(crate) mod peer;
 mod place;
 mod staging;
 pub(crate) mod tcp;
+mod watcher;

@@ -5,20 +5,18 @@
 //! which depends on the peer; one that receives is free once its bytes are applied, which depends on
 //! this device alone. So two engines that send to each other never wait for each other's slices.
 
-use std::collections::VecDeque;
 use std::fmt::{self, Debug};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
 
 use kvferry_device::{
     Capabilities, CopyDescriptor, CopySource, Device, Left, Memory, PinnedMemory, QueueOptions,
-    SliceSource, Ticket, Vendor, Work,
+    Ticket, Vendor, Work,
 };
 use tokio::sync::Notify;
 
 use super::lane::Lane;
+use super::watcher::Watcher;
 use crate::config::Config;
 use crate::error::{Error, Result};
 
@@ -77,9 +75,18 @@ impl Staging {
         self.pools[index].get_or_init(open).clone()
     }
 
-    pub(super) fn pinned_bytes(&self) -> u64 {
-        let pools = self.pools.iter().filter_map(|pool| pool.get()?.as_ref().ok());
-        pools.map(|pool| pool.pinned_bytes).sum()
+    /// Bytes of all pinned slices.
+    pub(super) fn slot_bytes(&self) -> u64 {
+        self.open_pools().map(|pool| pool.pinned_bytes).sum()
+    }
+
+    /// Bytes of pinned memory that the queues beside them hold.
+    pub(super) fn queue_bytes(&self) -> u64 {
+        self.open_pools().map(|pool| pool.lane.lock().pinned_bytes()).sum()
+    }
+
+    fn open_pools(&self) -> impl Iterator<Item = &Arc<Pool>> {
+        self.pools.iter().filter_map(|pool| pool.get()?.as_ref().ok())
     }
 
     pub(super) fn watcher(&self) -> &Watcher {
@@ -163,6 +170,8 @@ impl Pool {
             streams: count.clamp(1, 16) as usize,
             ring_slots: 8,
             slot_descriptors: 8192,
+            // They run one behind the other, so a short first launch gains nothing.
+            first_descriptors: 8192,
             ..QueueOptions::default()
         };
         let lane = Lane::open_with(Arc::clone(&device), config, &options)?;
@@ -451,84 +460,5 @@ impl<I: Iterator<Item = Piece>> CopySource for Tiles<I> {
             self.now = (addr + len, self.now.1 - len);
         }
         slot.len()
-    }
-}
-
-/// Submits nothing but a wait for the caller's own work, and says when that is done.
-pub(super) fn wait_for(lane: &Arc<Lane>, producer: kvferry_device::Producer) -> Result<Ticket> {
-    let mut nothing = SliceSource(&[]);
-    let mut work = Work { after: Some(producer), ..Work::pieces(&mut nothing) };
-    // SAFETY: it copies nothing.
-    let submitted = unsafe { lane.lock().submit(&mut work) };
-    submitted.map_err(|error| error.error.into())
-}
-
-type Ended = Box<dyn FnOnce(Result<()>) + Send>;
-
-struct Watched {
-    lane: Arc<Lane>,
-    ticket: Ticket,
-    ended: Ended,
-}
-
-/// A thread that notices the ends of copies: no vendor's event wakes a task.
-#[derive(Debug)]
-pub(super) struct Watcher(Mutex<Sender<Watched>>);
-
-impl Watcher {
-    fn start() -> Result<Self> {
-        let (sender, receiver) = channel();
-        std::thread::Builder::new()
-            .name("kvferry-staging".into())
-            .spawn(move || watch(&receiver))
-            .map_err(|error| Error::System { call: "thread", reason: error.to_string() })?;
-        Ok(Self(Mutex::new(sender)))
-    }
-
-    /// Calls `ended` once the submission has ended, or its device is lost.
-    pub(super) fn watch(&self, lane: Arc<Lane>, ticket: Ticket, ended: Ended) {
-        let sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // The thread lives as long as the sender.
-        let _ = sender.send(Watched { lane, ticket, ended });
-    }
-}
-
-/// How long it polls before it naps: about a small copy's time.
-const SPIN: Duration = Duration::from_micros(50);
-const NAP: Duration = Duration::from_micros(20);
-
-fn watch(receiver: &Receiver<Watched>) {
-    let mut watched: VecDeque<Watched> = VecDeque::new();
-    let mut last_end = Instant::now();
-    loop {
-        loop {
-            let next = if watched.is_empty() {
-                last_end = Instant::now();
-                receiver.recv().map_err(|_| TryRecvError::Disconnected)
-            } else {
-                receiver.try_recv()
-            };
-            match next {
-                Ok(next) => watched.push_back(next),
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) if watched.is_empty() => return,
-                Err(TryRecvError::Disconnected) => break,
-            }
-        }
-        let mut waiting = VecDeque::with_capacity(watched.len());
-        for it in watched.drain(..) {
-            let done = it.lane.completions.done(it.ticket);
-            match if done { Ok(()) } else { it.lane.check() } {
-                Ok(()) if !done => waiting.push_back(it),
-                ended => {
-                    last_end = Instant::now();
-                    (it.ended)(ended.map_err(Error::from));
-                }
-            }
-        }
-        watched = waiting;
-        if last_end.elapsed() > SPIN {
-            std::thread::sleep(NAP);
-        }
     }
 }

@@ -73,19 +73,34 @@ impl Encoder {
     }
 
     /// Appends a range. One of no bytes is left out.
+    #[inline]
     pub fn range(&mut self, range: Range) {
         debug_assert_eq!(self.form, Form::Ranges);
-        let Range { segment, mut offset, mut length } = range;
-        if length > 0 {
+        let total = self.length.checked_add(range.length);
+        let ends = range.offset.checked_add(range.length).is_some();
+        let listed = range.segment < u32::from(self.segments);
+        match total {
+            Some(total) if ends && listed && (1..=u32::MAX.into()).contains(&range.length) => {
+                self.bytes.extend_from_slice(&range.encode());
+                self.length = total;
+                (self.count, self.ranges) = (self.count + 1, self.ranges + 1);
+            }
+            _ => self.unusual_range(range),
+        }
+    }
+
+    /// A range that is empty, wrong, or several on the wire.
+    #[cold]
+    fn unusual_range(&mut self, mut range: Range) {
+        if range.length > 0 {
             self.account(&Entry::Range(range), 0);
         }
-        while length > 0 && self.error.is_none() {
+        while range.length > 0 && self.error.is_none() {
             // In whole GiB, so that pieces stay as aligned as their range.
-            let share = if length > u32::MAX.into() { 3 << 30 } else { length };
-            self.bytes.u64(offset);
-            self.bytes.u32(share as u32);
-            self.bytes.u32(segment);
-            (offset, length) = (offset.wrapping_add(share), length - share);
+            let share = if range.length > u32::MAX.into() { 3 << 30 } else { range.length };
+            self.bytes.extend_from_slice(&Range { length: share, ..range }.encode());
+            range.offset = range.offset.wrapping_add(share);
+            range.length -= share;
             (self.count, self.ranges) = (self.count + 1, self.ranges + 1);
         }
     }

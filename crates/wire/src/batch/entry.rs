@@ -23,7 +23,7 @@ impl Form {
     /// Bytes of an entry, without page numbers.
     pub(super) fn entry_length(self) -> usize {
         match self {
-            Self::Ranges => 16,
+            Self::Ranges => RANGE_LENGTH,
             Self::Strided => 40,
             Self::Paged => 56,
         }
@@ -39,6 +39,28 @@ pub struct Range {
     pub offset: u64,
     /// Bytes; not zero. On the wire one range has less than 4 GiB, so a longer one is several.
     pub length: u64,
+}
+
+/// Bytes of a range on the wire.
+pub(super) const RANGE_LENGTH: usize = 16;
+
+impl Range {
+    /// Its bytes; the length is less than 4 GiB.
+    #[inline]
+    pub(super) fn encode(&self) -> [u8; RANGE_LENGTH] {
+        let mut bytes = [0; RANGE_LENGTH];
+        bytes[..8].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[8..12].copy_from_slice(&(self.length as u32).to_le_bytes());
+        bytes[12..].copy_from_slice(&self.segment.to_le_bytes());
+        bytes
+    }
+
+    #[inline]
+    pub(super) fn decode(bytes: &[u8; RANGE_LENGTH]) -> Self {
+        let offset = u64::from_le_bytes(core::array::from_fn(|byte| bytes[byte]));
+        let number = |at| u32::from_le_bytes(core::array::from_fn(|byte| bytes[at + byte]));
+        Self { segment: number(12), offset, length: number(8).into() }
+    }
 }
 
 /// `count` pieces of `length` bytes, each `stride` bytes after the one before. None of them is zero,

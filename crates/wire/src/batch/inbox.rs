@@ -65,14 +65,6 @@ impl Inbox {
         }
     }
 
-    /// Forgets what a lost connection had sent.
-    pub(super) fn clear(&mut self) {
-        let Self { received, frames, .. } = *self;
-        let body = core::mem::take(&mut self.body);
-        *self = Self { body, received, frames, ..Self::new() };
-        self.body.clear();
-    }
-
     pub(super) fn incoming(&self) -> Incoming {
         match self.landing {
             None => Incoming::Framing,

@@ -314,9 +314,15 @@ impl Initiator {
     }
 
     /// Lets the peer send so many more DATA frames: that many slots are free. Says how many it
-    /// takes; there are never more than the limit.
+    /// takes; there are never more than the limit. Credits end with their connection: when the lane
+    /// is opened again, the peer has those of the settings.
     pub fn grant(&mut self, slots: u32) -> u32 {
         self.link.grant(slots)
+    }
+
+    /// DATA frames that this side may send now: more offers than that wait.
+    pub fn credits(&self) -> u32 {
+        self.link.outbox.credits
     }
 
     /// DATA frames that the peer may send and has not.

@@ -62,10 +62,7 @@ impl Link {
 
     /// Forgets a lost connection, of which the outbox was cleared.
     pub(super) fn clear(&mut self) {
-        let (inbox, outbox) =
-            (core::mem::replace(&mut self.inbox, Inbox::new()), core::mem::take(&mut self.outbox));
-        *self = Self { inbox, outbox, pings: self.pings, ..Self::new(self.ours) };
-        self.inbox.clear();
+        *self = Self::new(self.ours);
     }
 
     /// Goes on from the hellos to requests.

@@ -15,14 +15,12 @@ mod entry;
 mod frame;
 mod hello;
 mod inbox;
-/// The side of a lane that asks.
 pub mod initiator;
 mod lanes;
 mod limits;
 mod link;
 mod outbox;
 mod request;
-/// The side of a lane that serves.
 pub mod responder;
 mod status;
 mod violation;

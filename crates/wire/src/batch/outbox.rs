@@ -129,13 +129,11 @@ impl Outbox {
 
     /// Takes back everything: the connection is gone.
     pub(super) fn clear(&mut self) -> impl Iterator<Item = Release> + use<> {
-        let started = self.payload.take().map(|departure| {
+        let Self { payload, offers, .. } = core::mem::take(self);
+        let started = payload.map(|departure| {
             let Departure { request, offset, length, .. } = departure;
             Release { request, offset, length, sent: false }
         });
-        let offers = core::mem::take(&mut self.offers);
-        (self.at, self.credits) = (0, 0);
-        self.framing.clear();
         started.into_iter().chain(offers.into_iter().map(unsent))
     }
 

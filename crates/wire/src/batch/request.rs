@@ -5,7 +5,7 @@
 //! row.
 
 use super::codec::Reader;
-use super::entry::{Entry, Form, Numbers, Paged, Pieces, Range, Strided};
+use super::entry::{Entry, Form, Numbers, Paged, Pieces, RANGE_LENGTH, Range, Strided};
 use super::frame::Kind;
 use super::limits::Limits;
 use crate::segment::SegmentRef;
@@ -197,12 +197,60 @@ impl<'a> Request<'a> {
         Entries { form: self.form, left: self.count, reader: Reader(self.entries) }
     }
 
+    /// Its ranges if it has the form of ranges: the quick way to many.
+    pub fn ranges(&self) -> Option<impl ExactSizeIterator<Item = Range> + Clone + use<'a>> {
+        let ranges = self.entries.as_chunks::<RANGE_LENGTH>().0.iter().map(Range::decode);
+        (self.form == Form::Ranges).then_some(ranges)
+    }
+
     /// Its ranges, in the order of the payload: every form expanded, piece by piece.
     pub fn pieces(&self) -> impl Iterator<Item = Range> + use<'a> {
         self.entries().flat_map(Pieces::new)
     }
 
     fn check(&self, limits: &Limits) -> Result<(), RequestError> {
+        let found = match self.ranges() {
+            Some(ranges) => self.check_ranges(ranges)?,
+            None => self.check_entries(limits)?,
+        };
+        if found != self.length {
+            return Err(RequestError::Sum { length: self.length, found });
+        }
+        Ok(())
+    }
+
+    /// Checks ranges and says how many bytes they have. What is wrong is looked for afterwards.
+    fn check_ranges(
+        &self,
+        ranges: impl Iterator<Item = Range> + Clone,
+    ) -> Result<u64, RequestError> {
+        if self.entries.len() as u64 != u64::from(self.count) * RANGE_LENGTH as u64 {
+            return Err(RequestError::Length);
+        }
+        let segments = self.segments.len();
+        let wrong = |range: &Range| {
+            let last = u64::MAX - u64::from(u32::MAX);
+            let ends = range.offset <= last || range.offset.checked_add(range.length).is_some();
+            range.length == 0 || range.segment as usize >= segments || !ends
+        };
+        let (mut found, mut any) = (0, false);
+        for range in ranges.clone() {
+            any |= wrong(&range);
+            // Fewer than 2^32 lengths of fewer than 2^32 bytes.
+            found += range.length;
+        }
+        match (0..).zip(ranges).find(|(_, range)| any && wrong(range)) {
+            None => Ok(found),
+            Some((entry, Range { length: 0, .. })) => Err(RequestError::Empty { entry }),
+            Some((entry, Range { segment, .. })) if segment as usize >= segments => {
+                Err(RequestError::NoSegment { entry, segment, segments })
+            }
+            Some((entry, _)) => Err(RequestError::Overflow { entry }),
+        }
+    }
+
+    /// Checks entries of the other forms and says how many bytes they have.
+    fn check_entries(&self, limits: &Limits) -> Result<u64, RequestError> {
         let segments = self.segments.len();
         let mut entries = self.entries();
         let (mut found, mut ranges) = (0u64, u64::from(self.count));
@@ -225,10 +273,7 @@ impl<'a> Request<'a> {
         if !entries.reader.0.is_empty() {
             return Err(RequestError::Length);
         }
-        if found != self.length {
-            return Err(RequestError::Sum { length: self.length, found });
-        }
-        Ok(())
+        Ok(found)
     }
 }
 
@@ -244,17 +289,11 @@ impl<'a> Entries<'a> {
     fn read(&mut self) -> Result<Entry<'a>, RequestError> {
         self.left = self.left.saturating_sub(1);
         let entry = match self.form {
-            Form::Ranges => self.range().map(Entry::Range),
+            Form::Ranges => self.reader.array().map(|bytes| Entry::Range(Range::decode(&bytes))),
             Form::Strided => self.strided()?.map(Entry::Strided),
             Form::Paged => self.paged()?.map(|(paged, numbers)| Entry::Paged(paged, numbers)),
         };
         entry.ok_or(RequestError::Length)
-    }
-
-    fn range(&mut self) -> Option<Range> {
-        let reader = &mut self.reader;
-        let (offset, length, segment) = (reader.u64()?, reader.u32()?, reader.u32()?);
-        Some(Range { segment, offset, length: length.into() })
     }
 
     fn strided(&mut self) -> Result<Option<Strided>, RequestError> {

@@ -273,6 +273,11 @@ impl Responder {
         self.link.grant(slots)
     }
 
+    /// DATA frames that this side may send now: more offers than that wait.
+    pub fn credits(&self) -> u32 {
+        self.link.outbox.credits
+    }
+
     /// DATA frames that the peer may send and has not.
     pub fn granted(&self) -> u32 {
         self.link.granted()

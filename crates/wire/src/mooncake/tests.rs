@@ -289,6 +289,43 @@ proptest! {
     }
 
     #[test]
+    fn garbage_never_gives_a_client_more_than_it_asked_for(
+        bytes in proptest::collection::vec(any::<u8>(), 0..64), honest in any::<bool>(),
+        write in any::<bool>(), second in any::<bool>(), length in 0u64..40,
+    ) {
+        let op = if write { Op::Write } else { Op::Read };
+        let version = if second { Version::V2 } else { Version::V1 };
+        let mut client = Client::new(header(op, version, 0, length));
+        client.sent(24);
+        let bytes = if honest { [&Status::Done.encode()[..], &bytes].concat() } else { bytes };
+        let (mut rest, mut payload) = (&bytes[..], 0);
+        loop {
+            let taken = match client.incoming() {
+                Incoming::Nothing => 0,
+                Incoming::Framing(most) => {
+                    prop_assert!(most <= STATUS_LENGTH);
+                    client.received(rest)
+                }
+                Incoming::Payload(Payload { offset, left }) => {
+                    prop_assert_eq!((offset, offset + left), (payload, length));
+                    let taken = rest.len().min(left as usize);
+                    client.received_payload(taken as u64);
+                    payload += taken as u64;
+                    taken
+                }
+            };
+            rest = &rest[taken..];
+            if taken == 0 {
+                break;
+            }
+        }
+        prop_assert!(payload <= length);
+        if client.outcome() == Some(Ok(())) {
+            prop_assert!(payload == length || write || length == 0);
+        }
+    }
+
+    #[test]
     fn a_header_survives_its_bytes(write in any::<bool>(), second in any::<bool>(), addr in any::<u64>(), length in any::<u64>()) {
         let op = if write { Op::Write } else { Op::Read };
         let version = if second { Version::V2 } else { Version::V1 };

@@ -23,7 +23,8 @@ use rustix::fs::{Mode, OFlags};
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::peer::Peer;
-use super::staging::{Staging, wait_for};
+use super::staging::Staging;
+use super::watcher::wait_for;
 use crate::config::{Config, OverlapCheck};
 use crate::error::{Error, Result};
 use crate::registry::Registry;
@@ -123,9 +124,14 @@ impl Tcp {
         Listener::start(&self.shared, registry, address)
     }
 
-    /// Bytes of pinned memory for staging.
+    /// Bytes of the pinned slots.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        self.shared.staging.slot_bytes()
+    }
+
+    /// Bytes of pinned memory for staging, with what its queues hold.
     pub(crate) fn pinned_bytes(&self) -> u64 {
-        self.shared.staging.pinned_bytes()
+        self.shared.staging.slot_bytes() + self.shared.staging.queue_bytes()
     }
 
     /// Starts planned jobs, behind the producer if there is one.

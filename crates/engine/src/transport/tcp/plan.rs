@@ -325,7 +325,12 @@ impl Cutter<'_> {
         if self.entries.is_empty() {
             return Ok(());
         }
-        let mut named: Vec<usize> = self.entries.iter().map(|(at, ..)| *at).collect();
+        let mut named: Vec<usize> = Vec::new();
+        for &(at, ..) in &self.entries {
+            if named.last() != Some(&at) {
+                named.push(at);
+            }
+        }
         named.sort_unstable();
         named.dedup();
         let segments: Vec<_> =

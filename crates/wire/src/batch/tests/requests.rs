@@ -102,3 +102,30 @@ fn a_corrupt_payload_fails_its_request_even_if_the_responder_did_it() {
     let outcome = Outcome::Failed(Status::new(Code::Corrupt, "byte 3"));
     assert_eq!(ended, Some(initiator::Event::Ended { request, outcome }));
 }
+
+#[test]
+fn a_wrong_range_is_named_by_its_position() {
+    let mut encoder =
+        Encoder::new(Vec::new(), Op::Write, Form::Ranges, Part::whole(1), 0, &SEGMENTS);
+    (0..3).for_each(|at| encoder.range(Range { segment: 0, offset: at * 8, length: 8 }));
+    let whole = encoder.finish().unwrap().frame()[HEADER_LENGTH..].to_vec();
+    let decode = |body: &[u8]| Request::decode(Op::Write, body, &limits()).map(|_| ());
+    assert_eq!(decode(&whole), Ok(()));
+    // The second entry, behind the fixed part, one segment and one entry.
+    let second = 32 + 16 + 16;
+    let damage = |at: usize, bytes: &[u8]| {
+        let mut body = whole.clone();
+        body[second + at..second + at + bytes.len()].copy_from_slice(bytes);
+        decode(&body)
+    };
+    assert_eq!(damage(8, &[0; 4]), Err(RequestError::Empty { entry: 1 }));
+    let error = RequestError::NoSegment { entry: 1, segment: 1, segments: 1 };
+    assert_eq!(damage(12, &[1]), Err(error));
+    assert_eq!(damage(0, &(u64::MAX - 7).to_le_bytes()), Err(RequestError::Overflow { entry: 1 }));
+    assert_eq!(damage(0, &(u64::MAX - 8).to_le_bytes()), Ok(()), "it ends at the last byte");
+    assert_eq!(damage(8, &[7]), Err(RequestError::Sum { length: 24, found: 23 }));
+    assert_eq!(decode(&whole[..whole.len() - 1]), Err(RequestError::Length));
+    assert_eq!(decode(&[&whole[..], &[0]].concat()), Err(RequestError::Length));
+    let request = Request::decode(Op::Write, &whole, &limits()).unwrap();
+    assert!(request.ranges().unwrap().eq(request.pieces()));
+}

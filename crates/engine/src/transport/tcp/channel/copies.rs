@@ -1,0 +1,209 @@
+//! The copies between slices and a device's memory, and what is offered to be sent.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvferry_wire::batch::{Code, Landing, Status};
+use kvferry_wire::checksum::Checksum;
+
+use super::super::layout::{Cursor, Home, Layout};
+use super::end::End;
+use super::{Channel, Copied, Gathering, PIECES};
+use crate::transport::staging::{Side, Slice, copy};
+
+/// How long a lane waits for a slice before it takes a slower path.
+pub(super) const PATIENCE: Duration = Duration::from_millis(100);
+
+impl Channel {
+    /// Payload is whole: applies it.
+    pub(in super::super) fn arrived<E: End>(&mut self, end: &mut E, landing: &Landing) {
+        let slice = self.landing.take();
+        let Some(it) = self.moves.get_mut(&landing.request) else {
+            end.grant(1);
+            return;
+        };
+        self.changed.push(landing.request);
+        let length = u64::from(landing.length);
+        let found = landing.checksum.map(|expected| {
+            let mut sum = Checksum::new();
+            match &slice {
+                Some(slice) => sum.update(&slice.bytes()[..length as usize]),
+                None => sum_up(&mut sum, self.landing_from, &it.layout, length),
+            }
+            (expected, sum.value())
+        });
+        if let Some((expected, found)) = found.filter(|(expected, found)| expected != found) {
+            let reason = format!("checksum {found:#018x} of a payload that has {expected:#018x}");
+            it.failure.get_or_insert(Status::new(Code::Corrupt, reason));
+            end.grant(1);
+            return;
+        }
+        let Some(slice) = slice else {
+            it.applied += length;
+            end.grant(1);
+            return;
+        };
+        let from = it.cursor;
+        it.cursor.advance(&it.layout, length);
+        it.copies += 1;
+        self.copies += 1;
+        let (sender, request) = (self.copied.0.clone(), landing.request);
+        let length = landing.length;
+        let done = Box::new(move |slice: Option<Slice>, result| {
+            drop(slice);
+            let _ = sender.send(Copied::Scattered { request, length, result });
+        });
+        let pieces = from.pieces(Arc::clone(&it.layout), length.into());
+        let hold = Arc::clone(&it.layout) as _;
+        // SAFETY: the layout's pieces were checked, and it or the batch keeps them registered.
+        unsafe { copy(self.staging.watcher(), slice, pieces, length.into(), hold, done) };
+    }
+
+    pub(super) fn took(&mut self, copied: Copied, end: &mut impl End) {
+        self.copies -= 1;
+        match copied {
+            Copied::Scattered { request, length, result } => {
+                end.grant(1);
+                let Some(it) = self.moves.get_mut(&request) else { return };
+                it.copies -= 1;
+                match result {
+                    Ok(()) => it.applied += u64::from(length),
+                    Err(error) => it.fail(&error),
+                }
+                self.changed.push(request);
+            }
+            Copied::Gathered { number, slice, result } => {
+                let found = self.gathering.iter_mut().find(|it| it.number == number);
+                let Some(gathering) = found else { return };
+                if let Some(it) = self.moves.get_mut(&gathering.request) {
+                    it.copies -= 1;
+                    self.changed.push(gathering.request);
+                }
+                gathering.done = Some((slice, result));
+            }
+        }
+    }
+
+    /// Gathers and offers what can be.
+    pub(super) fn prepare(&mut self, end: &mut impl End) {
+        self.offer_gathered(end);
+        let Some(agreed) = self.agreed else { return };
+        let extent = u64::from(agreed.extent_bytes).min(self.staging.slice_bytes());
+        while let Some(&request) = self.sending.front() {
+            let Some(it) = self.moves.get_mut(&request) else {
+                self.sending.pop_front();
+                continue;
+            };
+            if it.failure.is_some() || it.gathered == it.layout.length {
+                self.sending.pop_front();
+                continue;
+            }
+            let length = extent.min(it.layout.length - it.gathered);
+            let Home::Device(device) = it.layout.home else {
+                let checksum = match agreed.checksums {
+                    true => {
+                        let (mut sum, mut from) = (Checksum::new(), it.cursor);
+                        from.advance(&it.layout, it.gathered - it.sent());
+                        sum_up(&mut sum, from, &it.layout, length);
+                        sum.value()
+                    }
+                    false => 0,
+                };
+                match end.offer(request, length as u32, checksum) {
+                    Ok(_) => {
+                        it.gathered += length;
+                        it.offered += length;
+                        it.outstanding += 1;
+                        self.changed.push(request);
+                    }
+                    Err(_) => it.gathered = it.layout.length,
+                }
+                continue;
+            };
+            let ahead = self.gathering.len() + self.slices.len();
+            let taken = self.staging.pool(device).and_then(|pool| {
+                // Half of the slices at most for one peer, so that a slow one leaves some.
+                if ahead >= (pool.send_slices / (2 * self.depth)).max(2) {
+                    return Ok(None);
+                }
+                let waited = self.waits[0].is_some_and(|since| since.elapsed() >= PATIENCE);
+                let taken = pool.take(Side::Send, waited, &self.wake)?;
+                self.waits[0] =
+                    taken.is_none().then(|| *self.waits[0].get_or_insert_with(Instant::now));
+                Ok(taken)
+            });
+            let slice = match taken {
+                Ok(Some(slice)) => slice,
+                Ok(None) => return,
+                Err(error) => {
+                    it.fail(&error);
+                    self.changed.push(request);
+                    continue;
+                }
+            };
+            it.fell_back |= !slice.is_pinned();
+            let from = it.cursor;
+            it.cursor.advance(&it.layout, length);
+            it.gathered += length;
+            it.copies += 1;
+            self.copies += 1;
+            let number = self.next_number;
+            self.next_number += 1;
+            self.gathering.push_back(Gathering {
+                number,
+                request,
+                length: length as u32,
+                done: None,
+            });
+            let sender = self.copied.0.clone();
+            let done = Box::new(move |slice, result| {
+                let _ = sender.send(Copied::Gathered { number, slice, result });
+            });
+            let pieces = from.pieces(Arc::clone(&it.layout), length);
+            let hold = Arc::clone(&it.layout) as _;
+            // SAFETY: as in `arrived`; a gather only reads them.
+            unsafe { copy(self.staging.watcher(), slice, pieces, length, hold, done) };
+        }
+    }
+
+    /// Offers slices in the order of their bytes.
+    fn offer_gathered(&mut self, end: &mut impl End) {
+        while self.gathering.front().is_some_and(|first| first.done.is_some()) {
+            let Some(Gathering { request, length, done: Some((slice, result)), .. }) =
+                self.gathering.pop_front()
+            else {
+                return;
+            };
+            let Some(it) = self.moves.get_mut(&request) else { continue };
+            self.changed.push(request);
+            if let Err(error) = result {
+                it.fail(&error);
+            }
+            let Some(slice) = slice.filter(|_| it.failure.is_none()) else { continue };
+            let checksum = match self.agreed.is_some_and(|agreed| agreed.checksums) {
+                true => kvferry_wire::checksum::of(&slice.bytes()[..length as usize]),
+                false => 0,
+            };
+            // If the request is over, the slice is free.
+            if let Ok(offset) = end.offer(request, length, checksum) {
+                it.offered += u64::from(length);
+                it.outstanding += 1;
+                self.slices.insert((request, offset), slice);
+            }
+        }
+    }
+}
+
+fn sum_up(sum: &mut Checksum, from: Cursor, layout: &Layout, length: u64) {
+    let (mut from, mut left) = (from, length);
+    while left > 0 {
+        let bytes = from.host_bytes(layout, left, PIECES);
+        let count: u64 = bytes.iter().map(|bytes| bytes.len() as u64).sum();
+        if count == 0 {
+            return;
+        }
+        bytes.iter().for_each(|bytes| sum.update(&bytes.to_send()));
+        from.advance(layout, count);
+        left -= count;
+    }
+}
