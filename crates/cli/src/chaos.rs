@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
-/// What is done to a connection. The last five end it, or one direction of it.
+/// What is done to a connection. The last six end it, or one direction of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deed {
     /// What comes next waits for a moment.
@@ -34,6 +34,9 @@ enum Deed {
     Truncate,
     /// Both hear a reset.
     Reset,
+    /// The sender hears a reset at once. What it has sent arrives later, when it may have sent that
+    /// again on another connection; then the receiver hears an end.
+    Late,
     /// All that comes next is lost in silence, until the proxy is calm.
     Drop,
     /// Not accepted; of a listener, nor are others for a while.
@@ -41,13 +44,14 @@ enum Deed {
 }
 
 impl Deed {
-    const ALL: [(Self, &str); 8] = [
+    const ALL: [(Self, &str); 9] = [
         (Self::Delay, "delays"),
         (Self::Stall, "stalls"),
         (Self::Trickle, "trickles"),
         (Self::HalfClose, "half-closes"),
         (Self::Truncate, "truncations"),
         (Self::Reset, "resets"),
+        (Self::Late, "late arrivals"),
         (Self::Drop, "silent drops"),
         (Self::Refuse, "refusals"),
     ];
@@ -59,7 +63,8 @@ impl Deed {
             70..120 => Self::Trickle,
             120..144 => Self::HalfClose,
             144..168 => Self::Truncate,
-            168..196 => Self::Reset,
+            168..184 => Self::Reset,
+            184..196 => Self::Late,
             196..198 => Self::Stall,
             _ => Self::Drop,
         }
@@ -239,6 +244,12 @@ async fn accept(
 enum Cut {
     Truncated,
     Reset,
+    /// On the way are these bytes.
+    Late {
+        bytes: Vec<u8>,
+        from_client: bool,
+        after: Duration,
+    },
 }
 
 impl From<io::Error> for Cut {
@@ -268,8 +279,8 @@ async fn forward(
         let (mut from_server, mut to_server) = server.split();
         let [there, back] = randoms;
         tokio::try_join!(
-            pump(&mut from_client, &mut to_server, there, shared),
-            pump(&mut from_server, &mut to_client, back, shared),
+            pump(&mut from_client, &mut to_server, true, there, shared),
+            pump(&mut from_server, &mut to_client, false, back, shared),
         )
     };
     match cut {
@@ -290,15 +301,34 @@ async fn forward(
             client.set_zero_linger()?;
             server.set_zero_linger()
         }
+        Err(Cut::Late { bytes, from_client, after }) => {
+            let (sender, mut receiver) =
+                if from_client { (client, server) } else { (server, client) };
+            sender.set_zero_linger()?;
+            drop(sender);
+            // Calm does not hurry what is on its way.
+            tokio::time::sleep(after).await;
+            let rest = async {
+                receiver.write_all(&bytes).await?;
+                receiver.shutdown().await?;
+                discard(&mut receiver.split().0).await;
+                io::Result::Ok(())
+            };
+            tokio::time::timeout(shared.patience, rest).await.unwrap_or(Ok(()))
+        }
     }
 }
 
 const BUFFER: usize = 64 << 10;
 
+/// Bytes that arrive late, about.
+const LATE: usize = 1 << 20;
+
 /// Forwards one direction until its end, and does to it what its random numbers say.
 async fn pump(
     from: &mut ReadHalf<'_>,
     to: &mut WriteHalf<'_>,
+    from_client: bool,
     mut random: SmallRng,
     shared: &Shared,
 ) -> Result<(), Cut> {
@@ -344,6 +374,18 @@ async fn pump(
                 return Ok(());
             }
             Deed::Truncate => return Err(Cut::Truncated),
+            Deed::Late => {
+                let mut bytes = Vec::new();
+                let gather = async {
+                    while bytes.len() < LATE && from.read_buf(&mut bytes).await? > 0 {}
+                    io::Result::Ok(())
+                };
+                if let Ok(ended) = tokio::time::timeout(Duration::from_millis(5), gather).await {
+                    ended?;
+                }
+                let after = Duration::from_millis(random.random_range(50..1500));
+                return Err(Cut::Late { bytes, from_client, after });
+            }
             Deed::Drop => {
                 // A side that gives up first is heard of by the other.
                 tokio::select! {
