@@ -99,7 +99,7 @@ enum Ops {
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
-enum Transport {
+pub(crate) enum Transport {
     /// Directly into the other process's memory, mapped over IPC
     Peer,
     /// Over sockets of loopback; the ceiling is that of bare sockets
@@ -107,7 +107,7 @@ enum Transport {
 }
 
 impl Transport {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Peer => "peer",
             Self::Tcp => "tcp",
@@ -409,8 +409,21 @@ impl Worker {
         device: DeviceName,
         knobs: &[(&str, &str)],
     ) -> Result<Self, Failure> {
+        Self::start_behind(role, device, knobs, None)
+    }
+
+    /// As [`Self::start_with`]; peers are told this port for the batch protocol, where something has
+    /// to forward to the worker's own.
+    pub(crate) fn start_behind(
+        role: &'static str,
+        device: DeviceName,
+        knobs: &[(&str, &str)],
+        batch_port: Option<u16>,
+    ) -> Result<Self, Failure> {
+        let batch_port = batch_port.map(|port| ["--batch-port".to_owned(), port.to_string()]);
         let mut child = std::process::Command::new(std::env::current_exe()?)
             .args(["worker", "--device", &device.to_string()])
+            .args(batch_port.iter().flatten())
             .envs(knobs.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -490,7 +503,18 @@ impl Worker {
         source_seed: u64,
         guard_seed: u64,
     ) -> Result<(), Failure> {
-        match self.ask(&Command::Verify { source_seed, guard_seed })? {
+        self.verify_without(label, source_seed, guard_seed, Vec::new())
+    }
+
+    /// As [`Self::verify`], without the pieces that begin in these runs of bytes: start, length.
+    pub(crate) fn verify_without(
+        &mut self,
+        label: &str,
+        source_seed: u64,
+        guard_seed: u64,
+        undefined: Vec<(u64, u64)>,
+    ) -> Result<(), Failure> {
+        match self.ask(&Command::Verify { source_seed, guard_seed, undefined })? {
             Answer::Verified { .. } => Ok(()),
             Answer::Mismatch(what) => Err(format!("WRONG BYTES in {label}: {what}").into()),
             other => Err(self.unexpected(&other)),

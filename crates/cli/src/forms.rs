@@ -205,6 +205,16 @@ impl Ends {
         }
     }
 
+    /// Where a request writes: start and length, from the beginning of the destination.
+    pub(crate) fn destinations(&self, request: &Request<'_>) -> Vec<(u64, u64)> {
+        let ranges = request.expanded().into_iter();
+        let destination = |range: Range| match self.direction {
+            Direction::Write => (range.remote - self.remote, range.len),
+            Direction::Read => (range.local - self.local, range.len),
+        };
+        ranges.map(destination).collect()
+    }
+
     fn range(&self, piece: &Piece) -> Range {
         let (local, remote) = self.local_and_remote(piece.source, piece.destination);
         Range { local: self.local + local, remote: self.remote + remote, len: piece.len }

@@ -3,6 +3,7 @@
 
 mod bench;
 mod case;
+mod chaos;
 mod doctor;
 pub mod forms;
 mod interference;

@@ -5,6 +5,7 @@
 //! as guard pattern; after a transfer the pieces must hold the source's bytes and all other bytes
 //! must still be guard.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
 
@@ -28,6 +29,8 @@ pub struct Verifier {
     /// The pieces and their indices, by destination offset. Copies, because following an index
     /// into a shuffled list of a million pieces would cost more than comparing them.
     by_destination: Vec<(usize, Piece)>,
+    /// Indices of pieces whose bytes may be anything.
+    undefined: HashSet<usize>,
 }
 
 impl Verifier {
@@ -35,7 +38,20 @@ impl Verifier {
     pub fn new(layout: &Layout) -> Self {
         let mut by_destination: Vec<_> = layout.pieces.iter().copied().enumerate().collect();
         by_destination.sort_unstable_by_key(|(_, piece)| piece.destination);
-        Self { destination_bytes: layout.destination_bytes, by_destination }
+        let undefined = HashSet::new();
+        Self { destination_bytes: layout.destination_bytes, by_destination, undefined }
+    }
+
+    /// Leaves out the pieces that begin in one of these runs of bytes of the destination, each a
+    /// start and a length. Everything beside them is still checked.
+    pub fn without(mut self, runs: &[(u64, u64)]) -> Self {
+        let before =
+            |offset| self.by_destination.partition_point(|(_, piece)| piece.destination < offset);
+        for &(start, length) in runs {
+            let pieces = &self.by_destination[before(start)..before(start + length)];
+            self.undefined.extend(pieces.iter().map(|(index, _)| index));
+        }
+        self
     }
 
     /// Reads the whole destination buffer, a chunk at a time, and compares every byte; several
@@ -114,7 +130,11 @@ impl Verifier {
         let mut buffer = Vec::new();
         let mut chunk = 0..0;
         let mut verified = Verified { piece_bytes: 0, guard_bytes: 0 };
-        for region in regions(before, &self.by_destination[pieces], total) {
+        let is_defined = |region: &Region| match region.place {
+            Place::Piece { index } => !self.undefined.contains(&index),
+            Place::Guard { .. } => true,
+        };
+        for region in regions(before, &self.by_destination[pieces], total).filter(is_defined) {
             let (pattern, checked) = match region.place {
                 Place::Piece { .. } => (&source, &mut verified.piece_bytes),
                 Place::Guard { .. } => (&guard, &mut verified.guard_bytes),
@@ -122,7 +142,7 @@ impl Verifier {
             *checked += region.range.end - region.range.start;
             let mut offset = region.range.start;
             while offset < region.range.end {
-                if offset == chunk.end || chunk.is_empty() {
+                if !chunk.contains(&offset) {
                     chunk = offset..total.min(offset + chunk_bytes);
                     buffer.resize((chunk.end - chunk.start) as usize, 0);
                     read(offset, &mut buffer)?;
@@ -169,7 +189,8 @@ pub(crate) fn threads() -> u64 {
     std::thread::available_parallelism().map_or(1, |threads| threads.get().min(8) as u64)
 }
 
-/// What a check covered; the two sums are the size of the destination buffer.
+/// What a check covered; the two sums are the size of the destination buffer, unless something was
+/// left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verified {
     /// Bytes that held the source's bytes.
@@ -475,6 +496,35 @@ mod tests {
             verify(&layout, &destination_after(&layout, &pieces), CHUNK_BYTES).unwrap_err();
         assert_eq!(mismatch.place, Place::Guard { after: Some(9) });
         assert_eq!(mismatch.offset, layout.pieces[9].destination_end());
+    }
+
+    #[test]
+    fn a_piece_that_is_left_out_may_hold_anything_and_nothing_beside_it() {
+        let layout = odd_layout();
+        let mut destination = destination_after(&layout, &layout.pieces);
+        let undefined = [0, 1, 3].map(|index: usize| {
+            let piece = layout.pieces[index];
+            destination[piece.destination as usize..piece.destination_end() as usize].fill(0xee);
+            (piece.destination, piece.len)
+        });
+        for chunk_bytes in [1, 64, 4097, CHUNK_BYTES] {
+            let check = |destination: &Vec<u8>| {
+                let verifier = Verifier::new(&layout).without(&undefined);
+                let read = reader(destination);
+                let Ok(outcome) = verifier.verify_in_chunks(3, chunk_bytes, SEED, GUARD_SEED, read);
+                outcome
+            };
+            let verified = check(&destination).unwrap();
+            let left_out: u64 = undefined.iter().map(|(_, length)| length).sum();
+            let whole = layout.destination_bytes - left_out;
+            assert_eq!(verified.piece_bytes + verified.guard_bytes, whole);
+            let ends = undefined.iter().flat_map(|(start, length)| [start - 1, start + length]);
+            for beside in ends {
+                let mut destination = destination.clone();
+                destination[beside as usize] ^= 1;
+                assert_eq!(check(&destination).unwrap_err().offset, beside);
+            }
+        }
     }
 
     #[test]

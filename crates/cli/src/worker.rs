@@ -2,6 +2,7 @@
 //! each goes to standard output; the process ends with its input.
 
 use std::io::{BufRead, Write};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -21,7 +22,7 @@ use crate::forms::{Ends, Form, Request};
 use crate::interference::{LoadName, Pace, WindowRan, window};
 use crate::layout::Layout;
 use crate::pattern::{Verifier, guard_fill, source_fill, threads};
-use crate::soak::{self, Health};
+use crate::soak::{self, Health, Soaked};
 use crate::sockets;
 use crate::transfer::{Mover, Ran, Times, memory, nanoseconds, op};
 
@@ -29,6 +30,9 @@ use crate::transfer::{Mover, Ran, Times, memory, nanoseconds, op};
 pub(crate) struct Options {
     #[arg(long)]
     device: DeviceName,
+    /// The port that peers are told for the batch protocol
+    #[arg(long)]
+    batch_port: Option<u16>,
 }
 
 /// What the bench asks of a worker.
@@ -46,7 +50,8 @@ pub(crate) enum Command {
     /// Move the prepared work once, in shares of several forms and from several threads.
     Soak { direction: Direction, peer: u64, threads: usize, seed: u64 },
     /// Compare every byte of the destination with what it must be.
-    Verify { source_seed: u64, guard_seed: u64 },
+    /// Leaves out pieces that begin in one of the `undefined` runs of bytes: start, length.
+    Verify { source_seed: u64, guard_seed: u64, undefined: Vec<(u64, u64)> },
     /// Start a compute load on the worker's device; `timing` reads how long each step takes.
     StartLoad { load: LoadName, timing: bool },
     /// End the load and wait for it.
@@ -99,9 +104,7 @@ pub(crate) enum Answer {
         port: u16,
     },
     Ran(Ran),
-    Soaked {
-        batches: u64,
-    },
+    Soaked(Soaked),
     LoadStarted {
         /// What a step of it does.
         about: String,
@@ -131,6 +134,8 @@ pub(crate) struct Ready {
     pub(crate) device: String,
     pub(crate) device_name: String,
     pub(crate) kernel: String,
+    /// Where it listens for the batch protocol.
+    pub(crate) batch: Option<SocketAddr>,
 }
 
 /// Bytes filled at a time.
@@ -140,13 +145,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let config = Config::from_env()?;
     let device = open_device(options.device, &config)?;
     let engine = Engine::new(config, vec![Arc::clone(&device)])?;
-    let node = Node::start(Arc::clone(&engine), &NodeOptions::default())?;
+    let node_options = NodeOptions { batch_port: options.batch_port, ..NodeOptions::default() };
+    let node = Node::start(Arc::clone(&engine), &node_options)?;
     let info = device.info();
     let ready = Ready {
         name: node.name().to_owned(),
         device: info.to_string(),
         device_name: info.name.clone(),
         kernel: info.kernel.clone(),
+        batch: node.batch_address(),
     };
     let mut worker = Worker {
         engine,
@@ -214,7 +221,9 @@ impl Worker {
             Command::Window { direction, peer, pace, milliseconds } => {
                 self.window(direction, peer, pace, Duration::from_millis(milliseconds))
             }
-            Command::Verify { source_seed, guard_seed } => self.verify(source_seed, guard_seed),
+            Command::Verify { source_seed, guard_seed, undefined } => {
+                self.verify(source_seed, guard_seed, &undefined)
+            }
             Command::Receive { lanes } => Ok(Answer::Receives { port: sockets::receive(lanes)? }),
             Command::Send { port, lanes, bytes, times } => {
                 let whole = sockets::send(port, lanes, bytes, times)?;
@@ -355,8 +364,7 @@ impl Worker {
         let Prepared { layout, buffer } = self.prepared()?;
         let ends = Ends { local: buffer.addr(), remote: peer, direction };
         let target = self.target()?;
-        let batches = soak::move_in_shares(&self.engine, target, layout, ends, threads, seed)?;
-        Ok(Answer::Soaked { batches })
+        soak::move_in_shares(&self.engine, target, layout, ends, threads, seed).map(Answer::Soaked)
     }
 
     fn start_load(&mut self, load: LoadName, timing: bool) -> Result<Answer, Failure> {
@@ -405,10 +413,16 @@ impl Worker {
         Ok(Answer::Window(answer))
     }
 
-    fn verify(&mut self, source_seed: u64, guard_seed: u64) -> Result<Answer, Failure> {
+    fn verify(
+        &mut self,
+        source_seed: u64,
+        guard_seed: u64,
+        undefined: &[(u64, u64)],
+    ) -> Result<Answer, Failure> {
         let Prepared { layout, buffer } = self.prepared()?;
         let read = |offset, bytes: &mut [u8]| buffer.read(offset, bytes);
-        Ok(match Verifier::new(layout).verify(source_seed, guard_seed, read)? {
+        let verifier = Verifier::new(layout).without(undefined);
+        Ok(match verifier.verify(source_seed, guard_seed, read)? {
             Ok(verified) => Answer::Verified { bytes: verified.piece_bytes + verified.guard_bytes },
             Err(mismatch) => Answer::Mismatch(mismatch.to_string()),
         })

@@ -8,10 +8,10 @@ use crate::address::Address;
 use crate::describe::{self, Local};
 use crate::error::NodeError;
 
-/// What a descriptor says of a listener.
-pub(crate) fn describe(listener: &Listener) -> BatchPort {
-    let authenticated = listener.is_authenticated();
-    BatchPort { port: listener.address().port(), major: MAJOR, minor: MINOR, authenticated }
+/// What a descriptor says of a listener, which `port` forwards to if there is one.
+pub(crate) fn describe(listener: &Listener, port: Option<u16>) -> BatchPort {
+    let port = port.unwrap_or(listener.address().port());
+    BatchPort { port, major: MAJOR, minor: MINOR, authenticated: listener.is_authenticated() }
 }
 
 /// Opens a peer by TCP, on the host of its name; none if it does not speak the protocol.

@@ -30,6 +30,8 @@ pub(crate) struct Local {
     pub(crate) rejected: AtomicU64,
     /// Where the batch protocol is spoken, if it is.
     pub(crate) batch: Option<Listener>,
+    /// The port that peers are told, if it is not the listener's.
+    pub(crate) batch_port: Option<u16>,
 }
 
 impl Local {
@@ -83,7 +85,10 @@ impl Local {
             socket: self.socket.clone(),
             allocations: allocations.collect(),
             regions: regions.collect(),
-            batch: self.batch.as_ref().map(batch_port::describe),
+            batch: self
+                .batch
+                .as_ref()
+                .map(|listener| batch_port::describe(listener, self.batch_port)),
         }
     }
 }

@@ -2,7 +2,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvferry_engine::{Engine, Identity};
+use kvferry_engine::{Engine, Identity, Listener};
 
 use crate::address::Address;
 use crate::batch_port;
@@ -27,6 +27,9 @@ pub struct NodeOptions {
     /// Where peers that map no memory of this node reach it, by the batch protocol; port 0 takes any
     /// free one. Loopback by default; `None` serves no such peer.
     pub batch_listen: Option<SocketAddr>,
+    /// The port that peers are told for the batch protocol, if something else than the address
+    /// listened on forwards to it.
+    pub batch_port: Option<u16>,
     /// Bounds of Mooncake's TCP transport, which listens on another port of the same address.
     pub mooncake: MooncakeLimits,
 }
@@ -35,7 +38,7 @@ impl Default for NodeOptions {
     fn default() -> Self {
         let any = (Ipv4Addr::LOCALHOST, 0).into();
         let mooncake = MooncakeLimits::default();
-        Self { listen: any, name: None, batch_listen: Some(any), mooncake }
+        Self { listen: any, name: None, batch_listen: Some(any), batch_port: None, mooncake }
     }
 }
 
@@ -83,6 +86,7 @@ impl Node {
             data_port: data.as_ref().map(|(_, port)| *port),
             rejected: AtomicU64::new(0),
             batch,
+            batch_port: options.batch_port,
         });
         let node = Self {
             monitor: Monitor::start()?,
@@ -118,6 +122,11 @@ impl Node {
     /// `MC_KVFERRY_MOONCAKE` is off.
     pub fn data_port(&self) -> Option<u16> {
         self.local.data_port
+    }
+
+    /// Where it listens for the batch protocol, if it does.
+    pub fn batch_address(&self) -> Option<SocketAddr> {
+        self.local.batch.as_ref().map(Listener::address)
     }
 
     /// How many connections ended because of what they said, or did not say in time.

@@ -73,6 +73,11 @@ impl Initiator {
     pub(super) fn handle(&mut self, header: FrameHeader) -> Result<(), Violation> {
         match self.phase {
             Phase::Disconnected => Ok(()),
+            // It may come before anything else: of a responder that waited for too long, say.
+            Phase::Greeting(_) | Phase::Proven { .. } if header.kind == Kind::Goodbye => {
+                let (code, reason) = decode_coded(Kind::Goodbye, self.link.inbox.body())?;
+                Err(accusation(Farewell::from_code(code), &reason))
+            }
             Phase::Greeting(ours) => self.greeted(header, ours),
             Phase::Proven { ours, theirs } => self.welcomed(header, ours, theirs),
             Phase::Open => self.answered(header),

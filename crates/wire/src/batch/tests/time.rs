@@ -73,6 +73,18 @@ fn a_connection_that_says_nothing_is_closed() {
 }
 
 #[test]
+fn a_responder_that_waited_for_too_long_is_heard_before_its_hello() {
+    let mut here = initiator(None);
+    here.connect(Nonce([1; 32]));
+    let mut there = responder(None);
+    there.tick(Duration::from_secs(5));
+    there.tick(Duration::from_secs(6));
+    feed!(here, &drain!(there));
+    let reason = "no hello was completed for 1000 ms".into();
+    assert_eq!(violation(here.closed()), Violation::Accused { reason });
+}
+
+#[test]
 fn time_without_a_slot_is_not_the_peers() {
     let (mut here, mut there) = opened();
     let request = here.submit(encoded(Op::Write, 10)).unwrap();
