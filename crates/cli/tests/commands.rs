@@ -185,7 +185,8 @@ fn a_soak_verifies_random_rounds_and_reports_what_grew() {
     assert!(text(&output.stderr).contains("seed 11"), "{}", text(&output.stderr));
     let said = text(&output.stdout);
     assert!(said.contains(" completed\n") && said.lines().count() == 2, "{said}");
-    let rounds = said.split_once(" rounds verified").and_then(|(rounds, _)| rounds.parse::<u64>().ok());
+    let rounds =
+        said.split_once(" rounds verified").and_then(|(rounds, _)| rounds.parse::<u64>().ok());
     assert!(rounds.is_some_and(|rounds| rounds > 24), "more than the warm-up: {said}");
     for what in ["mappings", "maps", "fds", "MB ->"] {
         assert!(said.contains(what), "{what} is missing: {said}");
