@@ -4,7 +4,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use kvferry_device::{Device, Vendor};
+use kvferry_device::{Device, HostBytes, Vendor};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -90,10 +90,10 @@ impl Lease {
     /// at all.
     pub fn receive(&self, socket: impl AsFd, offset: u64, most: u64) -> rustix::io::Result<usize> {
         let (addr, len) = self.host_range(offset, most)?;
-        // SAFETY: the pin keeps the memory allocated, and the range is inside it. The slice lives
-        // for the call alone, in which the kernel writes and nothing here reads.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(addr as *mut u8, len) };
-        rustix::net::recv(socket, bytes, RecvFlags::DONTWAIT).map(|(_, count)| count)
+        // SAFETY: the pin keeps the memory allocated, and the range is inside it.
+        let mut bytes = unsafe { HostBytes::new(addr, len) };
+        let received = rustix::net::recv(socket, &mut *bytes.to_receive(), RecvFlags::DONTWAIT);
+        received.map(|(_, count)| count)
     }
 
     /// Sends at most `most` bytes, and none behind the end, of host memory from `offset` to a
@@ -103,9 +103,9 @@ impl Lease {
     /// As [`Self::receive`].
     pub fn send(&self, socket: impl AsFd, offset: u64, most: u64) -> rustix::io::Result<usize> {
         let (addr, len) = self.host_range(offset, most)?;
-        // SAFETY: as in `receive`; the kernel reads.
-        let bytes = unsafe { std::slice::from_raw_parts(addr as *const u8, len) };
-        rustix::net::send(socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+        // SAFETY: as in `receive`.
+        let bytes = unsafe { HostBytes::new(addr, len) };
+        rustix::net::send(socket, &bytes.to_send(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
     }
 
     fn host_range(&self, offset: u64, most: u64) -> rustix::io::Result<(u64, usize)> {
