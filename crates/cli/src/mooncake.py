@@ -71,9 +71,13 @@ class DeviceMemory(Mapping):
     def load(self):
         device, host = ctypes.c_uint64(self.address), ctypes.c_void_p(self.file_address)
         cuda.call("cuMemcpyHtoD_v2", device, host, ctypes.c_size_t(self.bytes))
+        # The call may return before the last bytes are there.
+        cuda.call("cuCtxSynchronize")
 
     def store(self):
         device, host = ctypes.c_uint64(self.address), ctypes.c_void_p(self.file_address)
+        # So may those by which Mooncake's threads copy.
+        cuda.call("cuCtxSynchronize")
         cuda.call("cuMemcpyDtoH_v2", host, device, ctypes.c_size_t(self.bytes))
 
     def free(self):
