@@ -22,7 +22,7 @@ use crate::Failure;
 use crate::bench::percentile;
 use crate::case::Direction;
 use crate::layout::{Layout, Piece};
-use crate::pattern::{Verifier, fill_in_chunks, guard_fill, source_fill};
+use crate::pattern::{Verifier, fill_buffer, guard_fill, source_fill};
 
 /// Other engines that a bench can measure.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -174,7 +174,7 @@ impl Mooncake {
             Memory::new(layout.destination_bytes.max(room))?,
         ];
         let bytes = layout.source_bytes;
-        fill_in_chunks(bytes, source_fill, seed, |at, part| files[0].0.write_all_at(part, at))?;
+        fill_buffer(bytes, source_fill, seed, |at, part| files[0].0.write_all_at(part, at))?;
         let verifier = Verifier::new(layout);
         let mut guard_seed = seed;
         let mut attempts = Vec::new();
@@ -184,7 +184,7 @@ impl Mooncake {
             for &pieces_per_call in &calls[..if pieces > SHORT_CALL { 2 } else { 1 }] {
                 guard_seed = guard_seed.wrapping_add(1);
                 let bytes = layout.destination_bytes;
-                fill_in_chunks(bytes, guard_fill, guard_seed, |at, part| {
+                fill_buffer(bytes, guard_fill, guard_seed, |at, part| {
                     files[1].0.write_all_at(part, at)
                 })?;
                 let mut attempt = Attempt {

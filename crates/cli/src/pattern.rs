@@ -23,16 +23,16 @@ pub fn guard_fill(buffer_offset: u64, bytes: &mut [u8], guard_seed: u64) {
     Pattern::guard(guard_seed).fill(buffer_offset, bytes);
 }
 
-/// Fills the first `bytes` of a buffer with a pattern, a chunk at a time; several threads share the
-/// work. `write` puts its slice at the offset that it gets; what it fails with comes back.
-pub(crate) fn fill_in_chunks<E: Send>(
+/// Fills a buffer of so many bytes with a pattern; several threads share the work. `write` takes
+/// bytes and their offset, and what it fails with comes back.
+pub(crate) fn fill_buffer<E: Send>(
     bytes: u64,
     fill: fn(u64, &mut [u8], u64),
     seed: u64,
     write: impl Fn(u64, &[u8]) -> Result<(), E> + Sync,
 ) -> Result<(), E> {
     let next = AtomicU64::new(0);
-    let fill_chunks = || -> Result<(), E> {
+    let fill_chunks = || {
         let mut chunk = vec![0; CHUNK_BYTES.min(bytes) as usize];
         loop {
             let offset = next.fetch_add(CHUNK_BYTES, Ordering::Relaxed);

@@ -20,7 +20,7 @@ use crate::case::{Direction, Work};
 use crate::forms::{Ends, Form, Request};
 use crate::interference::{LoadName, Pace, WindowRan, window};
 use crate::layout::Layout;
-use crate::pattern::{Verifier, fill_in_chunks, guard_fill, source_fill};
+use crate::pattern::{Verifier, fill_buffer, guard_fill, source_fill};
 use crate::soak::{self, Health, Soaked};
 use crate::sockets;
 use crate::transfer::{Mover, Ran, Times, memory, nanoseconds, op};
@@ -281,7 +281,7 @@ impl Worker {
             Side::Source => source_fill,
             Side::Destination => guard_fill,
         };
-        fill_in_chunks(bytes, fill, seed, |offset, part| buffer.write(offset, part))?;
+        fill_buffer(bytes, fill, seed, |offset, part| buffer.write(offset, part))?;
         Ok(Answer::Filled)
     }
 
