@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs stock Mooncake (the PyPI wheel without CUDA) where tests/mooncake finds it: in
+# Installs stock Mooncake (the PyPI wheel without CUDA) where tests/mooncake and the command's tests
+# find it, and where KVFERRY_MOONCAKE_PATH may lead `kvferry bench --peer mooncake`: in
 # target/mooncake, with the shared libraries that it wants from the system.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvferry_engine::{Buffer, Config, Engine};
-use kvferry_node::{MooncakeLimits, Node, NodeOptions};
+use kvferry_node::{Node, NodeOptions};
 use rand::Rng;
 use rand::rngs::SmallRng;
 
@@ -34,9 +34,9 @@ impl Here {
 
     /// One that has little patience with peers that move nothing.
     pub(crate) fn impatient(bytes: u64) -> Self {
-        let progress = Duration::from_millis(500);
-        let mooncake = MooncakeLimits { progress, ..MooncakeLimits::default() };
-        Self::with(bytes, Config::default(), &NodeOptions { mooncake, ..NodeOptions::default() })
+        let mut config = Config::default();
+        config.tcp_status_timeout = Duration::from_millis(500);
+        Self::with(bytes, config, &NodeOptions::default())
     }
 
     pub(crate) fn bytes(&self) -> Vec<u8> {

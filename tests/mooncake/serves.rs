@@ -196,7 +196,7 @@ fn a_node_that_restarts_under_its_name_with_other_addresses_is_safe_from_stale_p
 fn a_node_that_refuses_mooncakes_framing_names_no_port_and_no_memory() {
     let Some(mut stock) = Stock::start(4096, &[]) else { return };
     let mut config = Config::default();
-    config.mooncake = false;
+    config.mooncake = Some(false);
     let here = Here::with(4096, config, &NodeOptions::default());
     assert_eq!(here.node.data_port(), None);
     let piece = Piece { local: 0, remote: here.buffer.addr(), len: 64 };

@@ -10,11 +10,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 use kvferry_engine::DeviceName;
 
 use crate::Failure;
-use crate::case::{Direction, Work};
+use crate::case::{Direction, Tokens, Work};
 use crate::forms::Form;
 use crate::interference::{self, Interference};
 use crate::model::HeadSlice;
+use crate::mooncake::{Mooncake, PeerEngine};
 use crate::report::{JsonLines, Row, note, table};
+use crate::room::Room;
 use crate::shape::Selection;
 use crate::transfer::Ran;
 use crate::worker::{Answer, Command, Ready, Side, What};
@@ -25,15 +27,17 @@ pub(crate) struct Options {
     /// --interference R2,R6,R3]
     #[arg(long)]
     shape: Option<Selection>,
-    /// Move this model's KV cache instead: deepseek-v3, qwen2.5-7b, qwen3-4b or kimi-k3
-    #[arg(long, conflicts_with = "shape")]
-    model: Option<String>,
+    /// Move these models' KV caches instead, separated by commas: deepseek-v3, qwen2.5-7b, qwen3-4b
+    /// or kimi-k3
+    #[arg(long, value_delimiter = ',', conflicts_with = "shape")]
+    model: Vec<String>,
     /// Move the KV cache of the model that this Hugging Face config.json describes
     #[arg(long, value_name = "PATH", conflicts_with_all = ["shape", "model"])]
     model_config: Option<PathBuf>,
-    /// Tokens of a model's KV cache
+    /// Tokens of a model's KV cache; `levels` is one after the other of 16 from 64 to 131072, of
+    /// which those that do not fit into host memory are left out
     #[arg(long, default_value = "4096")]
-    tokens: NonZeroU64,
+    tokens: Tokens,
     /// Tokens of a page of a model's KV cache
     #[arg(long, default_value = "64")]
     page: NonZeroU64,
@@ -58,15 +62,19 @@ pub(crate) struct Options {
     /// Where the decode process keeps its own [default: the same]
     #[arg(long)]
     pub(crate) peer_device: Option<DeviceName>,
-    /// Timed transfers of each case
-    #[arg(long, default_value = "20")]
-    iterations: NonZeroU64,
+    /// Timed transfers of each case [default: 20, of --tokens levels 3]
+    #[arg(long)]
+    iterations: Option<NonZeroU64>,
     /// How bytes move
     #[arg(long, default_value = "peer")]
     transport: Transport,
     /// Connections of --transport tcp, and of its ceiling
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u16).range(1..=64))]
     lanes: u16,
+    /// Measure another engine's transfers of the same pieces, too, after ours in the same run: its
+    /// best of several settings counts
+    #[arg(long, value_name = "ENGINE", conflicts_with_all = ["interference", "in_flight"])]
+    peer: Option<PeerEngine>,
     /// Also time a bare kernel launch of the same descriptors, packed, without the engine; of at
     /// most 2 million
     #[arg(long)]
@@ -89,6 +97,13 @@ pub(crate) struct Options {
     /// Milliseconds of each measurement of --interference
     #[arg(long, value_name = "MS", default_value = "500", value_parser = clap::value_parser!(u64).range(10..=60_000))]
     pub(crate) window: u64,
+}
+
+impl Options {
+    fn iterations(&self) -> usize {
+        let usual = if self.tokens == Tokens::Levels { 3 } else { 20 };
+        self.iterations.map_or(usual, |iterations| iterations.get() as usize)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -119,14 +134,12 @@ impl Transport {
 const WARM_UP: usize = 3;
 /// Descriptors of a bare launch, at most: 48 MB of pinned memory.
 const MOST_BARE: u64 = 2_000_000;
-/// Ranges of a request, at most: 192 MB of them.
-const MOST_RANGES: u64 = 8_000_000;
 /// Contiguous copies that make the ceiling.
 const CEILING_TIMES: usize = 8;
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let works: Vec<Work> = match (&options.model, &options.model_config) {
-        (None, None) => {
+    let works: Vec<Work> = match (&options.model[..], &options.model_config) {
+        ([], None) => {
             let default = if options.interference.is_some() { "R2,R6,R3" } else { "daily" };
             let selection = match &options.shape {
                 Some(selection) => selection.clone(),
@@ -134,15 +147,31 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             };
             selection.shapes.iter().map(|shape| Work::Shape(shape.id.clone())).collect()
         }
-        (name, config) => {
-            let (name, config) = (name.clone(), config.clone());
-            let (tokens, page, heads) = (options.tokens, options.page, options.head_slice);
-            vec![Work::Model { name, config, tokens, page, heads }]
+        (names, config) => {
+            let (page, heads) = (options.page, options.head_slice);
+            let mut models: Vec<_> = names.iter().map(|name| (Some(name.clone()), None)).collect();
+            models.extend(config.clone().map(|config| (None, Some(config))));
+            let levels = |(name, config): (Option<String>, Option<PathBuf>)| {
+                options.tokens.each().into_iter().map(move |tokens| Work::Model {
+                    name: name.clone(),
+                    config: config.clone(),
+                    tokens,
+                    page,
+                    heads,
+                })
+            };
+            models.into_iter().flat_map(levels).collect()
         }
     };
-    let of_a_model = options.model.is_some() || options.model_config.is_some();
+    let of_a_model = !options.model.is_empty() || options.model_config.is_some();
     if options.head_slice.is_some() && !of_a_model {
         return Err("--head-slice is of a model's KV cache: add --model or --model-config".into());
+    }
+    if options.tokens == Tokens::Levels && !of_a_model {
+        return Err("--tokens is of a model's KV cache: add --model or --model-config".into());
+    }
+    if options.peer.is_some() && options.transport != Transport::Tcp {
+        return Err("--peer moves over TCP: add --transport tcp".into());
     }
     let directions: &[Direction] = match options.op {
         Ops::Write => &[Direction::Write],
@@ -167,6 +196,12 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         let works: Vec<_> = works.into_iter().zip(labels).collect();
         return interference::run(options, interference, directions, &works, json.as_mut());
     }
+    let mut peer_engine = match options.peer {
+        Some(PeerEngine::Mooncake) => {
+            Some(Mooncake::start([options.device, peer_device], options.lanes)?)
+        }
+        None => None,
+    };
     let lanes = options.lanes.to_string();
     let knobs: &[(&str, &str)] = match options.transport {
         Transport::Peer => &[],
@@ -191,14 +226,32 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     for ((work, label), &form) in works.iter().zip(&labels).zip(&forms) {
         for &direction in directions {
             progress.set_message(format!("{label} {}", direction.name()));
-            if let Some(why) = too_large(options, work, form)? {
+            let room = Room {
+                devices: [options.device, peer_device],
+                form,
+                with_peer: peer_engine.is_some(),
+                of_a_list: options.tokens == Tokens::Levels
+                    || options.shape.as_ref().is_some_and(|selection| selection.all),
+            };
+            let layout = work.layout(options.seed)?;
+            if let Some(why) = room.refusal(&layout)? {
                 progress.suspend(|| println!("skipped {label}: {why}"));
                 progress.inc(1);
                 continue;
             }
             let case = Case { work, label, form, direction };
             let say = |line: &str| progress.suspend(|| println!("{line}"));
-            let row = measure(options, &mut prefill, &mut decode, &case, &say)?;
+            let mut row = measure(options, &mut prefill, &mut decode, &case, &say)?;
+            if let Some(engine) = &mut peer_engine {
+                prefill.ask(&Command::Free)?;
+                decode.ask(&Command::Free)?;
+                let (seed, times) = (options.seed, options.iterations());
+                let compared = engine.measure(&layout, direction, times, seed, row.gbps)?;
+                if let Some(why) = compared.failure() {
+                    say(&format!("Mooncake did not move {label}: {why}"));
+                }
+                row.mooncake = Some(compared);
+            }
             if let Some(json) = &mut json {
                 json.write(&row)?;
             }
@@ -220,37 +273,6 @@ struct Case<'a> {
     label: &'a str,
     form: Form,
     direction: Direction,
-}
-
-/// Why a work is left out: as ranges for its number of pieces, and of `--shape all` for its bytes
-/// on this machine.
-fn too_large(options: &Options, work: &Work, form: Form) -> Result<Option<String>, Failure> {
-    let layout = work.layout(options.seed)?;
-    let pieces = layout.pieces.len() as u64;
-    if form == Form::Ranges && pieces > MOST_RANGES {
-        let why = format!("{pieces} ranges are more than {MOST_RANGES}: use --form auto");
-        return Ok(Some(why));
-    }
-    if !options.shape.as_ref().is_some_and(|selection| selection.all) {
-        return Ok(None);
-    }
-    let host = |device: Option<DeviceName>, bytes: u64| {
-        if device == Some(DeviceName::Host) { bytes } else { 0 }
-    };
-    let peer = options.peer_device.or(Some(options.device));
-    let lists = layout.pieces.len() as u64 * 200;
-    let need = host(Some(options.device), layout.source_bytes)
-        + host(peer, layout.destination_bytes)
-        + lists;
-    let meminfo = std::fs::read_to_string("/proc/meminfo")?;
-    let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let available =
-        available.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    let Some(available) = available.map(|kib| kib << 10) else { return Ok(None) };
-    let text = || {
-        format!("it needs {} MB of host memory, {} MB are available", need >> 20, available >> 20)
-    };
-    Ok((need > available / 10 * 9).then(text))
 }
 
 fn measure(
@@ -298,15 +320,14 @@ fn measure(
         say(&format!("no bare launch of {label}: {descriptors} pieces are more than {MOST_BARE}"));
     } else if options.bare {
         let guards = guard(decode)?;
-        bare = run(prefill, decode, What::BareLaunch, WARM_UP + options.iterations.get() as usize)?;
+        bare = run(prefill, decode, What::BareLaunch, WARM_UP + options.iterations())?;
         if !bare.whole.is_empty() {
             verify(decode, guards)?;
         }
     }
     let guards = guard(decode)?;
     run(prefill, decode, What::Pieces(form), WARM_UP)?;
-    let iterations = options.iterations.get() as usize;
-    let timed = run_many(prefill, decode, What::Pieces(form), iterations, in_flight)?;
+    let timed = run_many(prefill, decode, What::Pieces(form), options.iterations(), in_flight)?;
     verify(decode, guards)?;
 
     let mover = match direction {
@@ -362,6 +383,7 @@ fn measure(
         pinned_bytes,
         heap_bytes: timed.heap,
         cold_heap_bytes: cold.heap,
+        mooncake: None,
     })
 }
 

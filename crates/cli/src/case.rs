@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,43 @@ pub(crate) enum Work {
     },
     /// Whatever the seed gives, of at most so many bytes.
     Random { most_bytes: u64, largest: bool },
+}
+
+/// How many tokens a model's KV cache has.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Tokens {
+    Exactly(NonZeroU64),
+    /// Each of [`LEVELS`].
+    Levels,
+}
+
+/// From one page of 64 to 128k: powers of two as far as 16k, and above that also halfway between.
+const LEVELS: [u64; 16] = [
+    64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 24_576, 32_768, 49_152, 65_536, 81_920,
+    98_304, 131_072,
+];
+
+impl Tokens {
+    pub(crate) fn each(self) -> Vec<NonZeroU64> {
+        match self {
+            Self::Exactly(tokens) => vec![tokens],
+            Self::Levels => LEVELS.into_iter().filter_map(NonZeroU64::new).collect(),
+        }
+    }
+}
+
+impl FromStr for Tokens {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "levels" => Ok(Self::Levels),
+            number => number
+                .parse()
+                .map(Self::Exactly)
+                .map_err(|_| "expected a number from 1 on, or levels".into()),
+        }
+    }
 }
 
 impl Work {

@@ -7,6 +7,8 @@ use std::path::Path;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
+use crate::mooncake::Compared;
+
 /// One measured case. Times are microseconds, rates 10^9 bytes a second.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
@@ -61,6 +63,9 @@ pub(crate) struct Row {
     pub(crate) heap_bytes: u64,
     /// The same of the first transfer: mappings, and what the engine keeps for lists as long.
     pub(crate) cold_heap_bytes: u64,
+    /// The same pieces moved by stock Mooncake in the same run; only with `--peer mooncake`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mooncake: Option<Compared>,
 }
 
 /// One case of `--interference`: a shape moved beside a load, and both of them alone. Times are
@@ -190,7 +195,8 @@ impl JsonLines {
 pub(crate) fn table(rows: &[Row]) -> String {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header([
+    let compared = rows.iter().any(|row| row.mooncake.is_some());
+    let mut header = vec![
         "shape",
         "op",
         "form",
@@ -208,9 +214,13 @@ pub(crate) fn table(rows: &[Row]) -> String {
         "cold us",
         "path",
         "bytes",
-    ]);
+    ];
+    if compared {
+        header.extend(["Mooncake GB/s", "over Mooncake"]);
+    }
+    table.set_header(header);
     for row in rows {
-        table.add_row([
+        let mut cells = vec![
             match row.in_flight {
                 1 => row.shape.clone(),
                 batches => format!("{} x {batches}", row.shape),
@@ -228,20 +238,33 @@ pub(crate) fn table(rows: &[Row]) -> String {
             format!("{:.0}", row.cold_us),
             row.path.clone(),
             if row.verified { "verified" } else { "WRONG" }.to_owned(),
-        ]);
+        ];
+        if let Some(mooncake) = &row.mooncake {
+            let number = |rate: Option<f64>, failed: &str| {
+                rate.map_or_else(|| failed.to_owned(), |rate| format!("{rate:.2}"))
+            };
+            cells.extend([number(mooncake.gbps, "failed"), number(mooncake.over, "")]);
+        }
+        table.add_row(cells);
     }
-    for column in table.column_iter_mut().skip(3).take(9) {
-        column.set_cell_alignment(CellAlignment::Right);
+    for (index, column) in table.column_iter_mut().enumerate() {
+        if (3..12).contains(&index) || index >= 14 {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
     }
     table.to_string()
 }
 
-/// What the table leaves out: polls and memory, the worst of all rows.
+/// What the table leaves out: polls and memory, the worst of all rows, and whose wheel it was.
 pub(crate) fn note(rows: &[Row]) -> String {
     let most = |number: fn(&Row) -> f64| rows.iter().map(number).fold(0.0, f64::max);
+    let mooncake =
+        rows.iter().find_map(|row| row.mooncake.as_ref()).map_or_else(String::new, |it| {
+            format!("\nMooncake: {}, the best of several settings for each line", it.wheel)
+        });
     format!(
         "poll: {:.0} ns while running, {:.0} ns after the end; private memory grew by {:.1} MB, \
-         {:.1} MB pinned (medians and growth of the worst line)",
+         {:.1} MB pinned (medians and growth of the worst line){mooncake}",
         most(|row| row.poll_ns.unwrap_or(0.0)),
         most(|row| row.ended_poll_ns),
         most(|row| row.heap_bytes as f64 / 1e6),

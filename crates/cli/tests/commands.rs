@@ -123,6 +123,61 @@ fn a_models_cache_moves_by_name_and_by_its_configuration_file() {
     }
 }
 
+#[test]
+fn every_level_of_tokens_is_moved_over_tcp_three_times_and_verified() {
+    let directory = tempfile::tempdir().expect("a folder");
+    let config = directory.path().join("config.json");
+    let facts = r#"{"num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 8,
+        "torch_dtype": "fp8", "model_type": "tiny"}"#;
+    std::fs::write(&config, facts).expect("written");
+    let json = directory.path().join("out.jsonl");
+    let (config, path) = (config.to_str().expect("text"), json.to_str().expect("text"));
+    let arguments = ["bench", "--transport", "tcp", "--lanes", "2", "--tokens", "levels"];
+    let more = ["--model-config", config, "--json", path];
+    let output = kvferry(&[&arguments[..], &more[..]].concat(), &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let rows = rows(&json);
+    assert_eq!(rows.len(), 16);
+    assert_eq!(rows[0]["shape"], "tiny 64 tokens, page 64");
+    assert_eq!(rows[15]["shape"], "tiny 131072 tokens, page 64");
+    for pair in rows.windows(2) {
+        assert!(pair[0]["bytes"].as_u64() < pair[1]["bytes"].as_u64(), "levels rise");
+    }
+    for row in &rows {
+        assert_eq!((&row["verified"], &row["iterations"]), (&true.into(), &3.into()));
+        assert_eq!((&row["transport"], &row["path"]), (&"tcp".into(), &"tcp".into()));
+    }
+}
+
+#[test]
+fn levels_beyond_this_machines_memory_are_left_out_with_the_reason() {
+    let directory = tempfile::tempdir().expect("a folder");
+    let config = directory.path().join("config.json");
+    // A page of 64 tokens is 2^40 bytes and more.
+    let facts = r#"{"num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 17179869184,
+        "torch_dtype": "fp8", "model_type": "huge"}"#;
+    std::fs::write(&config, facts).expect("written");
+    let config = config.to_str().expect("text");
+    let output = kvferry(&["bench", "--model-config", config, "--tokens", "levels"], &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let said = text(&output.stdout);
+    assert_eq!(said.matches("skipped huge ").count(), 16, "{said}");
+    assert!(said.contains("MB of host memory, "), "{said}");
+}
+
+#[test]
+fn several_models_are_measured_one_after_the_other() {
+    let directory = tempfile::tempdir().expect("a folder");
+    let json = directory.path().join("out.jsonl");
+    let path = json.to_str().expect("text");
+    let arguments = ["bench", "--model", "kimi-k3,deepseek-v3", "--tokens", "100"];
+    let output = kvferry(&[&arguments[..], &["--iterations", "2", "--json", path]].concat(), &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let rows = rows(&json);
+    let shapes: Vec<_> = rows.iter().filter_map(|row| row["shape"].as_str()).collect();
+    assert_eq!(shapes, ["kimi-k3 100 tokens, page 64", "deepseek-v3 100 tokens, page 64"]);
+}
+
 fn rows(path: &std::path::Path) -> Vec<Value> {
     let lines = std::fs::read_to_string(path).expect("written");
     lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
@@ -208,6 +263,21 @@ fn a_mistake_of_the_user_is_answered_with_what_would_be_right() {
         (&["bench", "--model", "deepseek-v3", "--head-slice", "1/4"], &[], "one latent"),
         (&["bench", "--model", "qwen2.5-7b", "--head-slice", "5/4"], &[], "K from 1 to N"),
         (&["bench", "--in-flight", "0"], &[], "--in-flight"),
+        (&["bench", "--tokens", "levels"], &[], "add --model"),
+        (&["bench", "--model", "kimi-k3", "--tokens", "0"], &[], "or levels"),
+        (&["bench", "--model", "kimi-k3,gpt"], &[], r#"no model "gpt""#),
+        (&["bench", "--peer", "mooncake"], &[], "add --transport tcp"),
+        (&["bench", "--peer", "nixl"], &[], "mooncake"),
+        (
+            &["bench", "--transport", "tcp", "--peer", "mooncake", "--device", "rocm:0"],
+            &[],
+            "not rocm:0",
+        ),
+        (
+            &["bench", "--transport", "tcp", "--peer", "mooncake"],
+            &[("KVFERRY_MOONCAKE_PYTHON", "/nowhere/python3")],
+            "KVFERRY_MOONCAKE_PYTHON names another interpreter, KVFERRY_MOONCAKE_PATH a folder",
+        ),
         (&["soak", "--minutes", "0"], &[], "more than 0"),
         (&["bench", "--shape", "R2", "--device", "cuda:999"], &[], "no device cuda:999"),
         (

@@ -1,6 +1,8 @@
 //! `kvferry serve` as its users run it.
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -86,6 +88,36 @@ fn a_server_is_reached_by_the_batch_protocol_at_the_address_that_it_listens_on()
     let batch = engine.submit(peer.target(), Op::Write, &[range]).expect("a good list");
     let status = engine.wait(batch, Duration::from_secs(20)).expect("it ends");
     assert_eq!((status.state, status.path), (State::Completed, Path::Tcp));
+}
+
+/// Starts a server with a key, and says which data port it prints and what it says beside that.
+fn with_key(knobs: &[(&str, &str)]) -> (Value, String) {
+    let directory = tempfile::tempdir().expect("a folder");
+    let key = directory.path().join("key");
+    std::fs::write(&key, [7; 32]).expect("written");
+    std::fs::set_permissions(&key, Permissions::from_mode(0o600)).expect("ours");
+    let output = Command::new(env!("CARGO_BIN_EXE_kvferry"))
+        .args(["serve", "--memory", "4096"])
+        .env("MC_KVFERRY_AUTH_KEY_FILE", &key)
+        .envs(knobs.iter().copied())
+        // It ends at once: its input is over.
+        .stdin(Stdio::piped())
+        .output()
+        .expect("the command starts");
+    let ready: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    (ready["data_port"].clone(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn a_key_closes_mooncakes_port_unless_the_user_opens_it_and_both_are_said() {
+    let (port, said) = with_key(&[]);
+    assert_eq!(port, Value::Null);
+    assert!(said.contains("MC_KVFERRY_MOONCAKE=on opens it"), "{said}");
+    let (port, said) = with_key(&[("MC_KVFERRY_MOONCAKE", "on")]);
+    assert!(port.is_number());
+    assert!(said.contains("without the key"), "{said}");
+    let (port, said) = with_key(&[("MC_KVFERRY_MOONCAKE", "off")]);
+    assert_eq!((port, said.as_str()), (Value::Null, ""), "as the user said");
 }
 
 #[test]

@@ -40,9 +40,9 @@ pub struct Config {
     pub stall_timeout: Duration,
     /// How long unregistering waits for batches. `MC_KVFERRY_UNREGISTER_TIMEOUT_SEC`.
     pub unregister_timeout: Duration,
-    /// Serve and use Mooncake's TCP transport, which knows no authentication.
-    /// `MC_KVFERRY_MOONCAKE`.
-    pub mooncake: bool,
+    /// Serve and use Mooncake's TCP transport, which knows no authentication; undecided,
+    /// [`Config::serves_mooncake`] decides. `MC_KVFERRY_MOONCAKE`.
+    pub mooncake: Option<bool>,
     /// Newest version of Mooncake's TCP framing that transfers begun here speak. `MC_TCP_PROTO`.
     pub tcp_proto: u32,
     /// Where compiled kernels and profiles of devices are kept; `None` keeps none.
@@ -205,9 +205,9 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "MC_KVFERRY_MOONCAKE",
-        default: "on",
+        default: UNSET,
         accepts: "on or off (1 or 0)",
-        about: "off refuses Mooncake's TCP framing, by which whoever reaches the port reads and writes registered memory",
+        about: "off refuses Mooncake's TCP framing, by which whoever reaches the port reads and writes registered memory; unset, it is on unless MC_KVFERRY_AUTH_KEY_FILE is set",
     },
     Knob {
         name: "MC_TCP_PROTO",
@@ -377,7 +377,8 @@ impl Config {
             max_mappings: reader.read("MC_KVFERRY_MAX_MAPPINGS", within(1..=1_000_000))? as usize,
             stall_timeout: reader.read("MC_KVFERRY_STALL_TIMEOUT_SEC", seconds(1))?,
             unregister_timeout: reader.read("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", seconds(0))?,
-            mooncake: reader.read("MC_KVFERRY_MOONCAKE", choice(&["on", "1"], &["off", "0"]))?,
+            mooncake: reader
+                .read_if_set("MC_KVFERRY_MOONCAKE", choice(&["on", "1"], &["off", "0"]))?,
             tcp_proto: reader.read("MC_TCP_PROTO", within(1..=2))? as u32,
             cache_directory: reader.cache_directory()?,
             disable_hip: reader.read_if_set("MC_DISABLE_HIP", |_| Some(()))?.is_some(),
@@ -406,6 +407,12 @@ impl Config {
     /// Every knob's value and where it came from, before profiles of devices.
     pub fn settings(&self) -> &[Setting] {
         &self.settings
+    }
+
+    /// Whether Mooncake's TCP transport is served and used: as decided, else if there is no key,
+    /// which that transport would go around.
+    pub fn serves_mooncake(&self) -> bool {
+        self.mooncake.unwrap_or(self.auth_key_file.is_none())
     }
 
     /// Whether the environment sets the knob.
@@ -542,7 +549,7 @@ mod tests {
         assert_eq!(config.small_max_bytes, 4 << 20);
         assert_eq!(config.streams, 4);
         assert!(config.kernel && config.high_priority && config.proof && !config.strict);
-        assert!(config.mooncake);
+        assert_eq!((config.mooncake, config.serves_mooncake()), (None, true));
         assert_eq!(config.max_mappings, 4096);
         let names: Vec<_> = config.settings().iter().map(|setting| setting.name).collect();
         assert_eq!(names, KNOBS.iter().map(|knob| knob.name).collect::<Vec<_>>());
@@ -604,9 +611,27 @@ mod tests {
         for off in ["off", "0"] {
             assert_eq!(with("MC_KVFERRY_KERNEL", off).map(|config| config.kernel), Ok(false));
             assert_eq!(with("MC_KVFERRY_PROOF", off).map(|config| config.proof), Ok(false));
-            assert_eq!(with("MC_KVFERRY_MOONCAKE", off).map(|config| config.mooncake), Ok(false));
+            assert_eq!(
+                with("MC_KVFERRY_MOONCAKE", off).map(|config| config.mooncake),
+                Ok(Some(false))
+            );
             assert_eq!(with(CACHE, off).map(|config| config.cache_directory), Ok(None));
         }
+    }
+
+    #[test]
+    fn a_key_closes_the_framing_that_knows_none_unless_the_user_opens_it() {
+        let key = ("MC_KVFERRY_AUTH_KEY_FILE", "/key");
+        let serves = |knobs: &[(&str, &str)]| {
+            let lookup = |asked: &str| {
+                knobs.iter().find(|(name, _)| *name == asked).map(|(_, value)| value.into())
+            };
+            Config::from_lookup(lookup).expect("good knobs").serves_mooncake()
+        };
+        assert!(!serves(&[key]));
+        assert!(serves(&[key, ("MC_KVFERRY_MOONCAKE", "on")]));
+        assert!(serves(&[("MC_KVFERRY_MOONCAKE", "on")]));
+        assert!(!serves(&[("MC_KVFERRY_MOONCAKE", "off")]));
     }
 
     #[test]

@@ -99,14 +99,16 @@ pub enum NodeError {
     },
     /// The peer serves no memory by Mooncake's TCP transport.
     #[error(
-        "peer {peer} offers no TCP transport: it uses another one (run it with MC_FORCE_TCP=1), or is a kvferry node with MC_KVFERRY_MOONCAKE=off"
+        "peer {peer} offers no TCP transport: it uses another one (run it with MC_FORCE_TCP=1), or is a kvferry node with MC_KVFERRY_MOONCAKE=off, or with a key (MC_KVFERRY_AUTH_KEY_FILE) and without MC_KVFERRY_MOONCAKE=on"
     )]
     NoDataPort {
         /// The peer.
         peer: String,
     },
     /// This node's engine refuses Mooncake's framing.
-    #[error("Mooncake's TCP transport is refused here: MC_KVFERRY_MOONCAKE=off")]
+    #[error(
+        "Mooncake's TCP transport is refused here: MC_KVFERRY_MOONCAKE is off, or unset where MC_KVFERRY_AUTH_KEY_FILE is set"
+    )]
     MooncakeRefused,
     /// The engine refused the peer's segment.
     #[error(transparent)]

@@ -2,7 +2,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvferry_engine::{Engine, Identity, Listener};
+use kvferry_engine::{Config, Engine, Identity, Listener};
 
 use crate::address::Address;
 use crate::batch_port;
@@ -69,7 +69,7 @@ impl Node {
         }
         let listener = socket::listen_tcp(listen).map_err(refused)?;
         let bound = listener.local_addr().map_err(refused)?;
-        let data = match engine.config().mooncake {
+        let data = match serves_mooncake(engine.config()) {
             true => Some(listen_beside(bound).map_err(refused)?),
             false => None,
         };
@@ -119,7 +119,7 @@ impl Node {
     }
 
     /// Where Mooncake's TCP transport listens, on the host of the name; none if the engine's
-    /// `MC_KVFERRY_MOONCAKE` is off.
+    /// configuration [refuses](kvferry_engine::Config::serves_mooncake) it.
     pub fn data_port(&self) -> Option<u16> {
         self.local.data_port
     }
@@ -177,6 +177,23 @@ impl Node {
         let mooncake = self.mooncake.as_ref().ok_or(NodeError::MooncakeRefused)?;
         mooncake.open(name, &self.local.engine)
     }
+}
+
+/// Whether Mooncake's transport is served. What it does to a key is said, since nobody asks for it.
+fn serves_mooncake(config: &Config) -> bool {
+    let serves = config.serves_mooncake();
+    if config.auth_key_file.is_some() && serves {
+        tracing::warn!(
+            "MC_KVFERRY_AUTH_KEY_FILE is set, but MC_KVFERRY_MOONCAKE=on lets whoever reaches the data \
+             port read and write registered memory without the key"
+        );
+    } else if config.auth_key_file.is_some() && config.mooncake.is_none() {
+        tracing::warn!(
+            "Mooncake's TCP transport is off, because MC_KVFERRY_AUTH_KEY_FILE is set and it knows no \
+             keys; MC_KVFERRY_MOONCAKE=on opens it all the same, MC_KVFERRY_MOONCAKE=off silences this"
+        );
+    }
+    serves
 }
 
 /// Requests are short, so one that keeps its connection while all are taken is stuck.

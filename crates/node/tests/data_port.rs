@@ -8,7 +8,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, Side, eventually};
-use kvferry_engine::{Op, Range};
+use kvferry_engine::{Config, Op, Range};
 use kvferry_node::{MooncakeLimits, NodeOptions, TransferError, TransferState};
 use kvferry_wire::handshake::{Kind, encode};
 use kvferry_wire::mooncake::{Header, Op as WireOp, Status, Version};
@@ -19,13 +19,21 @@ const VERSIONS: [Version; 2] = [Version::V1, Version::V2];
 
 /// A side whose buffer holds sevens.
 fn side(limits: MooncakeLimits) -> Side {
-    let side = Side::with(BYTES, &NodeOptions { mooncake: limits, ..NodeOptions::default() });
+    side_with(Config::default(), limits)
+}
+
+fn side_with(config: Config, mooncake: MooncakeLimits) -> Side {
+    let options = NodeOptions { mooncake, ..NodeOptions::default() };
+    let side = Side::configured(BYTES, config, &options);
     side.buffer.write(0, &[7; BYTES as usize]).unwrap();
     side
 }
 
-fn impatient() -> MooncakeLimits {
-    MooncakeLimits { progress: Duration::from_millis(300), ..MooncakeLimits::default() }
+/// Of a side that has little patience with peers that move nothing.
+fn impatient() -> Config {
+    let mut config = Config::default();
+    config.tcp_status_timeout = Duration::from_millis(300);
+    config
 }
 
 fn header(op: WireOp, version: Version, addr: u64, length: u64) -> [u8; 24] {
@@ -83,7 +91,7 @@ fn every_truncation_of_a_write_ends_only_its_own_connection_and_is_counted() {
 
 #[test]
 fn a_reader_that_leaves_at_any_byte_costs_only_its_connection() {
-    let side = side(impatient());
+    let side = side_with(impatient(), MooncakeLimits::default());
     for version in VERSIONS {
         for taken in [0, 1, 7, 8, 9, 4096] {
             let mut stream = side.data_stranger();
@@ -197,7 +205,7 @@ fn operations_follow_each_other_on_one_connection_in_any_portions() {
 
 #[test]
 fn a_client_that_dribbles_is_ended_at_the_progress_deadline() {
-    let side = side(impatient());
+    let side = side_with(impatient(), MooncakeLimits::default());
     let write = header(WireOp::Write, Version::V2, side.buffer.addr(), BYTES);
     // In the header, and in the payload.
     for (before, said) in (0..).zip([&write[..10], &write[..]]) {
@@ -216,8 +224,7 @@ fn a_client_that_dribbles_is_ended_at_the_progress_deadline() {
         eventually("it is counted", || side.node.rejected() == before + 1);
     }
     // One that takes nothing of what it reads.
-    let big =
-        Side::with(64 << 20, &NodeOptions { mooncake: impatient(), ..NodeOptions::default() });
+    let big = Side::configured(64 << 20, impatient(), &NodeOptions::default());
     let mut stream = big.data_stranger();
     stream.write_all(&header(WireOp::Read, Version::V2, big.buffer.addr(), 64 << 20)).unwrap();
     eventually("it is given up", || big.node.rejected() == 1);
@@ -260,7 +267,8 @@ fn a_thousand_connections_are_served_within_the_limit_and_idle_ones_make_room() 
 
 #[test]
 fn busy_connections_make_room_at_the_progress_deadline() {
-    let side = side(MooncakeLimits { connections: 2, ..impatient() });
+    let side =
+        side_with(impatient(), MooncakeLimits { connections: 2, ..MooncakeLimits::default() });
     let stuck: Vec<_> = (0..2)
         .map(|_| {
             let mut stream = side.data_stranger();
@@ -286,7 +294,7 @@ fn a_region_that_is_unregistered_takes_its_operations_with_it() {
         // The next bytes find out, long before the progress deadline.
         let start = Instant::now();
         while stream.write_all(&[9]).is_ok() {
-            assert!(start.elapsed() < MooncakeLimits::default().progress / 2, "it goes on");
+            assert!(start.elapsed() < side.engine.config().tcp_status_timeout / 2, "it goes on");
             std::thread::sleep(Duration::from_millis(1));
         }
         unregister.join().unwrap().unwrap();
@@ -382,7 +390,7 @@ fn server(version: u32, answer: Vec<u8>) -> String {
 
 #[test]
 fn a_server_that_says_the_wrong_thing_fails_the_transfer_and_nothing_else() {
-    let side = side(impatient());
+    let side = side_with(impatient(), MooncakeLimits::default());
     let ok = Status::Done.encode();
     let payload = |length: usize| [&ok[..], &vec![1; length]].concat();
     for (version, op, answer, said) in [

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::memory::{Memory, MoveError};
 
-/// Payload that has to move within each [`MooncakeLimits::progress`](super::MooncakeLimits): less
+/// Payload that has to move within each [`progress`](super::progress) time: less
 /// is no use to anybody, and a byte now and then is no progress.
 const STRIDE: u64 = 256 << 10;
 

@@ -2,7 +2,7 @@
 //! it theirs.
 //!
 //! The framing has no authentication: whoever reaches the data port may use all registered memory.
-//! `MC_KVFERRY_MOONCAKE=off` closes it. Sockets are the host here, and [`kvferry_wire::mooncake`]
+//! `MC_KVFERRY_MOONCAKE=off` closes it, and so does a key. Sockets are the host here, and [`kvferry_wire::mooncake`]
 //! the protocol.
 
 mod client;
@@ -37,16 +37,12 @@ pub struct MooncakeLimits {
     pub connections: usize,
     /// How long a connection without an operation is kept.
     pub idle: Duration,
-    /// How long a header or a status may take, and how long a payload may take for each 256 KiB, or
-    /// for what is left of it. Holds for transfers that begin here, too.
-    pub progress: Duration,
 }
 
 impl Default for MooncakeLimits {
-    /// 512 connections, 120 s and 15 s.
+    /// 512 connections, 120 s.
     fn default() -> Self {
-        let (idle, progress) = (Duration::from_secs(120), Duration::from_secs(15));
-        Self { connections: 512, idle, progress }
+        Self { connections: 512, idle: Duration::from_secs(120) }
     }
 }
 
@@ -56,7 +52,12 @@ pub(crate) struct Mooncake {
     /// Taken only by `Drop`.
     runtime: Option<Runtime>,
     handle: Handle,
-    limits: MooncakeLimits,
+}
+
+/// How long a header or a status may take, and how long a payload may take for each 256 KiB, or for
+/// what is left of it, in transfers of either side: `MC_TCP_STATUS_TIMEOUT_SEC`.
+fn progress(engine: &Engine) -> Duration {
+    engine.config().tcp_status_timeout
 }
 
 /// Threads that move bytes, at most.
@@ -92,12 +93,12 @@ impl Mooncake {
         };
         runtime.spawn(server::accept(Arc::clone(local), listener, limits));
         let handle = runtime.handle().clone();
-        Ok(Self { runtime: Some(runtime), handle, limits })
+        Ok(Self { runtime: Some(runtime), handle })
     }
 
     /// Opens a peer for transfers by `engine`.
     pub(crate) fn open(&self, name: &str, engine: &Arc<Engine>) -> Result<MooncakePeer, NodeError> {
-        MooncakePeer::open(name, engine, &self.handle, self.limits.progress)
+        MooncakePeer::open(name, engine, &self.handle, progress(engine))
     }
 }
 

@@ -171,7 +171,7 @@ async fn serve(
     stream: TcpStream,
     peer: SocketAddr,
 ) {
-    let mut connection = Connection::new(stream, limits.progress);
+    let mut connection = Connection::new(stream, super::progress(&local.engine));
     let (end, last) = operate(local, idle, limits, &mut connection).await;
     let node = &local.name;
     match &end {

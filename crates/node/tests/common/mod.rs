@@ -29,7 +29,11 @@ impl Side {
     }
 
     pub(crate) fn with(bytes: u64, options: &NodeOptions) -> Self {
-        let engine = Engine::new(Config::default(), vec![kvferry_device::host().unwrap()]).unwrap();
+        Self::configured(bytes, Config::default(), options)
+    }
+
+    pub(crate) fn configured(bytes: u64, config: Config, options: &NodeOptions) -> Self {
+        let engine = Engine::new(config, vec![kvferry_device::host().unwrap()]).unwrap();
         let buffer = engine.allocate(&engine.devices()[0], bytes).unwrap();
         let node = Node::start(Arc::clone(&engine), options).unwrap();
         Self { buffer, engine, node }
