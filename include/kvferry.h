@@ -162,7 +162,18 @@ typedef struct kvferry_submit_options {
     /* 1: no multiprocessor is used, only copy engines. */
     uint32_t without_kernel;
     void *producer;
+    /* How bytes move between a GPU and host memory that it reaches; nothing to other batches. */
+    uint32_t offload_mode;
+    uint32_t reserved;
 } kvferry_submit_options;
+
+/* AUTO: what MC_KVFERRY_OFFLOAD_STORE, MC_KVFERRY_OFFLOAD_LOAD and MC_KVFERRY_POLICY say. */
+enum {
+    KVFERRY_OFFLOAD_AUTO = 0,
+    KVFERRY_OFFLOAD_DIRECT = 1,
+    KVFERRY_OFFLOAD_KERNEL = 2,
+    KVFERRY_OFFLOAD_STAGED = 3
+};
 
 enum { KVFERRY_RUNNING = 0, KVFERRY_COMPLETED = 1, KVFERRY_FAILED = 2 };
 
@@ -174,7 +185,8 @@ enum {
     KVFERRY_PATH_MIXED = 3,
     KVFERRY_PATH_MEMCPY = 4,
     KVFERRY_PATH_TCP = 5,
-    KVFERRY_PATH_TCP_STAGED = 6
+    KVFERRY_PATH_TCP_STAGED = 6,
+    KVFERRY_PATH_STAGED = 7
 };
 
 typedef struct kvferry_batch_status {

@@ -4,8 +4,8 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use kvferry_engine::{
-    BatchId, Consumer, Copies, Op, Paged, Pages, Part, Path, Producer, Range, State, Strided,
-    SubmitOptions,
+    BatchId, Consumer, Copies, OffloadMode, Op, Paged, Pages, Part, Path, Producer, Range, State,
+    Strided, SubmitOptions,
 };
 
 use super::guard::{self, call, list, out, put, put_structure, structure};
@@ -210,11 +210,14 @@ unsafe fn submit(
         EVENT => Some(unsafe { Producer::event(given.producer) }),
         kind => return Err(Refusal::invalid(format!("producer_kind {kind} is none of 0, 1, 2"))),
     };
-    let options = SubmitOptions {
-        after,
-        without_kernel: given.without_kernel != 0,
-        ..SubmitOptions::default()
-    };
+    if given.reserved != 0 {
+        return Err(Refusal::invalid("options: a reserved field is set"));
+    }
+    let modes = OffloadMode::ALL;
+    let offload = *modes.get(given.offload_mode as usize).ok_or_else(|| {
+        Refusal::invalid(format!("offload_mode {} is none of 0 to 3", given.offload_mode))
+    })?;
+    let options = SubmitOptions { after, without_kernel: given.without_kernel != 0, offload };
     let id = plugin.engine.submit_parts(parts, &options)?;
     // SAFETY: the caller's contract.
     unsafe { put("batch", batch, BatchHandle { engine, id: id.to_bits() }) }
@@ -260,6 +263,7 @@ unsafe fn ask(
         Path::Memcpy => 4,
         Path::Tcp => 5,
         Path::TcpStaged => 6,
+        Path::Staged => 7,
     };
     let bytes = found.bytes;
     let status = types::BatchStatus { struct_size: 0, state, path, bytes, failure, reserved: 0 };

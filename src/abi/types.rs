@@ -137,6 +137,10 @@ pub struct SubmitOptions {
     pub without_kernel: u32,
     /// The stream or event.
     pub producer: *mut c_void,
+    /// Auto 0, direct 1, kernel 2, staged 3.
+    pub offload_mode: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// `kvferry_batch_status`.
