@@ -26,6 +26,9 @@
 //! # }
 //! ```
 
+#[doc(hidden)]
+pub mod abi;
+
 pub use kvferry_engine::*;
 
 /// Names an engine, serves and fetches segment descriptors.

@@ -20,6 +20,18 @@ pub struct BatchId {
     generation: u32,
 }
 
+impl BatchId {
+    /// As one number, for callers that carry numbers.
+    pub fn to_bits(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    /// Of [`Self::to_bits`]; any other number names a batch that does not exist.
+    pub fn from_bits(bits: u64) -> Self {
+        Self { index: bits as u32, generation: (bits >> 32) as u32 }
+    }
+}
+
 impl Display for BatchId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.index, self.generation)
@@ -49,6 +61,8 @@ pub enum Path {
     Dma,
     /// Small pieces by the kernel, large ones by DMA.
     Mixed,
+    /// A kernel that gathers or scatters in device memory, and one DMA from or to host memory.
+    Staged,
     /// The processor.
     Memcpy,
     /// A socket, without pinned memory in between: host memory in place, or GPU memory piece by
@@ -76,6 +90,7 @@ impl Display for Path {
             Self::Kernel => "kernel",
             Self::Dma => "dma",
             Self::Mixed => "mixed",
+            Self::Staged => "staged",
             Self::Memcpy => "memcpy",
             Self::Tcp => "tcp",
             Self::TcpStaged => "tcp-staged",

@@ -212,14 +212,29 @@ impl Target {
     /// Declares the peer dead. New submissions fail; running batches end as failed once their
     /// copies are quiet; mappings close after that.
     pub fn lose(&self, reason: &str) {
-        if self.inner.lost.set(reason.to_owned()).is_ok() {
+        if self.end(reason) {
             tracing::warn!(peer = %self.inner.name, reason, "peer lost");
+        }
+    }
+
+    /// As [`Target::lose`], where it is this side that ends: nobody needs to be warned.
+    pub fn close(&self, reason: &str) {
+        if self.end(reason) {
+            tracing::debug!(peer = %self.inner.name, reason, "peer closed");
+        }
+    }
+
+    /// Whether this call ended it.
+    fn end(&self, reason: &str) -> bool {
+        let ended = self.inner.lost.set(reason.to_owned()).is_ok();
+        if ended {
             self.inner.cache.release(self.inner.keeper, |_| false);
             self.inner.cache.proofs.forget(self.inner.process);
             if let Some(session) = &self.inner.session {
                 session.stop(reason);
             }
         }
+        ended
     }
 
     /// Why the peer counts as dead, if it does.

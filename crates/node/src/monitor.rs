@@ -79,7 +79,7 @@ impl Drop for Monitor {
         let left = std::mem::take(&mut self.shared.state().peers);
         for Watched { socket, target } in left.into_values() {
             socket::shut_down(&*socket);
-            target.lose("the node that opened it was closed here");
+            target.close("the node that opened it was closed here");
         }
     }
 }

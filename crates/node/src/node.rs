@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvferry_engine::{Config, Engine, Identity, Listener};
+use kvferry_wire::segment::Descriptor;
 
 use crate::address::Address;
 use crate::batch_port;
@@ -144,6 +145,36 @@ impl Node {
     pub fn open(&self, name: &str) -> Result<Peer, NodeError> {
         let address = Address::of_peer(name)?;
         let descriptor = handshake::fetch(&address)?;
+        self.open_descriptor(name, address, descriptor)
+    }
+
+    /// The descriptor of the memory that is registered now, as JSON, for [`Node::open_segment`] of
+    /// a peer that gets it by other ways than this node's port.
+    ///
+    /// # Errors
+    /// [`NodeError::Descriptor`] for more memory than a descriptor may hold.
+    pub fn segment(&self) -> Result<Vec<u8>, NodeError> {
+        let failed = |error| NodeError::Descriptor { peer: self.name().to_owned(), error };
+        self.local.descriptor().map_err(failed)
+    }
+
+    /// As [`Node::open`], from the peer's [`Node::segment`].
+    ///
+    /// # Errors
+    /// As [`Node::open`].
+    pub fn open_segment(&self, segment: &[u8]) -> Result<Peer, NodeError> {
+        let refused = |error| NodeError::Descriptor { peer: "a segment".into(), error };
+        let descriptor = kvferry_wire::segment::parse(segment).map_err(refused)?;
+        let name = descriptor.name.clone();
+        self.open_descriptor(&name, Address::of_peer(&name)?, descriptor)
+    }
+
+    fn open_descriptor(
+        &self,
+        name: &str,
+        address: Address,
+        descriptor: Descriptor,
+    ) -> Result<Peer, NodeError> {
         let ours = self.local.host;
         let unreachable = |theirs: String| NodeError::Unreachable {
             peer: name.to_owned(),

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# The C ABI: builds the shared library, compiles the header as C and C++, looks at the exported
+# symbols, and runs the C program and the example engine, the program under valgrind as well.
+#   ci/abi.sh [DEVICE]    host by default; cuda:0 or rocm:0 with the feature of the same name
+set -euo pipefail
+cd "$(dirname "$0")/.."
+device=${1:-host}
+features=()
+case $device in cuda*) features=(--features cuda) ;; rocm*) features=(--features rocm) ;; esac
+target=${CARGO_TARGET_DIR:-target}/debug
+cargo build --quiet -p kvferry "${features[@]}"
+library=$(realpath "$target")/libkvferry.so
+build=$(mktemp -d)
+trap 'rm -rf "$build"' EXIT
+
+flags=(-Wall -Wextra -Werror -Iinclude)
+echo '#include "kvferry.h"' | c++ -std=c++11 -pedantic "${flags[@]}" -fsyntax-only -x c++ -
+cc -std=c11 -D_GNU_SOURCE -g "${flags[@]}" tests/c/smoke.c -o "$build/smoke" -ldl -pthread
+cc -std=c11 -D_GNU_SOURCE -g "${flags[@]}" examples/engine.c -o "$build/engine" -ldl
+
+exported=$(nm --dynamic --defined-only --extern-only "$library" | awk '{print $3}')
+if [ "$exported" != kvferry_load ]; then
+  echo "libkvferry.so exports more than kvferry_load: $exported" >&2
+  exit 1
+fi
+readelf --dynamic "$library" | grep -q 'SONAME.*libkvferry.so.0'
+readelf --dynamic "$library" | grep -q 'NODELETE'
+
+"$build/smoke" "$library" "$device"
+"$build/engine" "$library" "$device"
+if [ "$device" = host ]; then
+  valgrind --quiet --error-exitcode=99 --leak-check=full --show-leak-kinds=definite \
+    --errors-for-leak-kinds=definite "$build/smoke" "$library" "$device"
+fi

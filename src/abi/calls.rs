@@ -1,0 +1,351 @@
+//! Functions of the table about the library, engines, memory and targets.
+
+use std::ffi::{OsString, c_char, c_int, c_void};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::AsRawFd;
+
+use kvferry_engine::device::Error as DeviceError;
+use kvferry_engine::{Config, DeviceName, Engine, Error, open_device, visible_gpus};
+use kvferry_node::{Node, NodeOptions};
+
+use super::guard::{
+    self, call, list, out, put, put_needed, put_structure, put_text, structure, text,
+};
+use super::plugin;
+use super::status::Refusal;
+use super::types::{self, EngineHandle, Statistics, Status, TargetHandle};
+
+pub(super) unsafe extern "C" fn version(to: *mut c_char, size: usize) -> usize {
+    // SAFETY: the caller's contract, as in the header.
+    unsafe { put_text(env!("CARGO_PKG_VERSION"), to, size) }
+}
+
+pub(super) unsafe extern "C" fn last_error(to: *mut c_char, size: usize) -> usize {
+    // SAFETY: the caller's contract, as in the header.
+    unsafe { put_text(&guard::last_error(), to, size) }
+}
+
+pub(super) unsafe extern "C" fn create(
+    config: *const types::Config,
+    engine: *mut EngineHandle,
+) -> Status {
+    call(|| {
+        out("engine", engine)?;
+        guard::notice_forks();
+        // SAFETY: the caller's contract, as in the header.
+        let given = unsafe { structure("config", config) }?;
+        // SAFETY: as above.
+        let settings = unsafe { settings(&given) }?;
+        let config = config_of(&settings)?;
+        log(&settings);
+        // SAFETY: as above.
+        let names = unsafe { text("devices", given.devices) }?;
+        // SAFETY: as above.
+        let listen = unsafe { text("listen", given.listen) }?;
+        // SAFETY: as above.
+        let batch_listen = unsafe { text("batch_listen", given.batch_listen) }?;
+        // SAFETY: as above.
+        let name = unsafe { text("name", given.name) }?;
+        let defaults = NodeOptions::default();
+        let listen = listen.map(address).transpose()?.unwrap_or(defaults.listen);
+        let batch = batch_listen.map(address).transpose()?;
+        let batch = batch.unwrap_or_else(|| SocketAddr::new(listen.ip(), 0));
+        let devices = devices(names, &config)?
+            .into_iter()
+            .map(|name| open_device(name, &config))
+            .collect::<Result<Vec<_>, _>>()?;
+        let options = NodeOptions {
+            listen,
+            name: name.map(str::to_owned),
+            batch_listen: Some(batch),
+            ..defaults
+        };
+        let node = Node::start(Engine::new(config, devices)?, &options)?;
+        // SAFETY: as above.
+        unsafe { put("engine", engine, plugin::insert(node)) }
+    })
+}
+
+/// The `NAME=value` texts of a configuration.
+///
+/// # Safety
+/// As the header says.
+unsafe fn settings(config: &types::Config) -> Result<Vec<(&str, &str)>, Refusal> {
+    let count = usize::try_from(config.settings_count).unwrap_or(usize::MAX);
+    // SAFETY: the caller's contract.
+    let entries = unsafe { list("settings", config.settings, count) }?;
+    let pair = |&entry: &*const c_char| {
+        // SAFETY: the caller's contract.
+        let entry = unsafe { text("a setting", entry) }?;
+        let pair = entry.and_then(|entry| entry.split_once('='));
+        pair.ok_or_else(|| Refusal::invalid(format!("{entry:?} is no setting: write NAME=value")))
+    };
+    entries.iter().map(pair).collect()
+}
+
+fn config_of(settings: &[(&str, &str)]) -> Result<Config, Refusal> {
+    let given = |name: &str| {
+        let found = settings.iter().rev().find(|(given, _)| *given == name);
+        found.map(|(_, value)| OsString::from(value)).or_else(|| std::env::var_os(name))
+    };
+    let is_known =
+        |name: &str| name == LOG || kvferry_engine::KNOBS.iter().any(|knob| knob.name == name);
+    if let Some((name, _)) = settings.iter().find(|(name, _)| !is_known(name)) {
+        let text = format!("{name} is not a knob of this version; `kvferry doctor` lists them");
+        return Err(Refusal { status: super::status::BAD_SETTING, text });
+    }
+    Ok(Config::from_lookup(given)?)
+}
+
+/// The filter of what goes to standard error.
+const LOG: &str = "MC_KVFERRY_LOG";
+
+/// Warnings go to standard error, unless the process has a subscriber of its own.
+fn log(settings: &[(&str, &str)]) {
+    let given = settings.iter().rev().find(|(name, _)| *name == LOG).map(|(_, value)| *value);
+    let filter = given.map(str::to_owned).or_else(|| std::env::var(LOG).ok());
+    let filter = tracing_subscriber::EnvFilter::builder()
+        .with_default_directive(tracing::Level::WARN.into())
+        .parse_lossy(filter.unwrap_or_default());
+    let _ =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+}
+
+fn address(text: &str) -> Result<SocketAddr, Refusal> {
+    let resolved = text.to_socket_addrs().ok().and_then(|mut addresses| addresses.next());
+    resolved.ok_or_else(|| {
+        Refusal::invalid(format!("{text:?} is no address to listen on: write host:port"))
+    })
+}
+
+/// Host memory and every GPU where none are named: a machine without one is no error.
+fn devices(names: Option<&str>, config: &Config) -> Result<Vec<DeviceName>, Refusal> {
+    if let Some(names) = names {
+        return names.split(',').map(|name| Ok(name.trim().parse::<DeviceName>()?)).collect();
+    }
+    let mut all = vec![DeviceName::Host];
+    for gpus in visible_gpus(config) {
+        match gpus {
+            Ok(gpus) => all.extend(gpus),
+            Err(error) => tracing::info!(%error, "no GPU of a vendor"),
+        }
+    }
+    Ok(all)
+}
+
+pub(super) unsafe extern "C" fn destroy(engine: EngineHandle) -> Status {
+    call(|| plugin::remove(engine))
+}
+
+pub(super) unsafe extern "C" fn name(
+    engine: EngineHandle,
+    to: *mut c_char,
+    size: usize,
+    needed: *mut usize,
+) -> Status {
+    call(|| {
+        let plugin = plugin::find(engine)?;
+        // SAFETY: the caller's contract, as in the header.
+        unsafe { put_needed(plugin.node.name(), to, size, needed) }
+    })
+}
+
+pub(super) unsafe extern "C" fn device(
+    engine: EngineHandle,
+    index: u32,
+    to: *mut c_char,
+    size: usize,
+    needed: *mut usize,
+) -> Status {
+    call(|| {
+        let plugin = plugin::find(engine)?;
+        let device = device_at(&plugin.engine, index)?;
+        // SAFETY: the caller's contract, as in the header.
+        unsafe { put_needed(&device.info().to_string(), to, size, needed) }
+    })
+}
+
+fn device_at(
+    engine: &Engine,
+    index: u32,
+) -> Result<&std::sync::Arc<dyn kvferry_engine::device::Device>, Refusal> {
+    let devices = engine.devices();
+    devices.get(index as usize).ok_or_else(|| {
+        Refusal::not_found(format!("device {index} does not exist: there are {}", devices.len()))
+    })
+}
+
+pub(super) unsafe extern "C" fn register_memory(
+    engine: EngineHandle,
+    address: u64,
+    length: u64,
+    served: *mut u32,
+) -> Status {
+    call(|| {
+        let plugin = plugin::find(engine)?;
+        // SAFETY: the caller promises, as the header says, that the memory stays until it is
+        // unregistered.
+        let registered = unsafe { plugin.engine.register(address, length) };
+        let is_served = match registered {
+            Ok(()) => true,
+            // An engine offers all memory to all its transports.
+            Err(error) if is_foreign(&error) => {
+                plugin.ignored().insert(address);
+                guard::set_last_error(error.to_string());
+                false
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if !served.is_null() {
+            // SAFETY: the caller's contract, as in the header.
+            unsafe { put("served", served, is_served.into()) }?;
+        }
+        Ok(())
+    })
+}
+
+fn is_foreign(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::NotDeviceMemory { .. } | Error::Device(DeviceError::NotExportable { .. })
+    )
+}
+
+pub(super) unsafe extern "C" fn unregister_memory(engine: EngineHandle, address: u64) -> Status {
+    call(|| {
+        let plugin = plugin::find(engine)?;
+        match plugin.engine.unregister(address) {
+            Err(Error::UnknownRegion { .. }) if plugin.ignored().remove(&address) => Ok(()),
+            other => Ok(other?),
+        }
+    })
+}
+
+pub(super) unsafe extern "C" fn allocate(
+    engine: EngineHandle,
+    device: u32,
+    length: u64,
+    address: *mut u64,
+) -> Status {
+    call(|| {
+        out("address", address)?;
+        let plugin = plugin::find(engine)?;
+        let device = device_at(&plugin.engine, device)?;
+        let buffer = plugin.engine.allocate(device, length)?;
+        let begins = buffer.addr();
+        plugin.buffers().insert(begins, buffer);
+        // SAFETY: the caller's contract, as in the header.
+        unsafe { put("address", address, begins) }
+    })
+}
+
+pub(super) unsafe extern "C" fn free(engine: EngineHandle, address: u64) -> Status {
+    call(|| {
+        let plugin = plugin::find(engine)?;
+        let buffer = plugin.buffers().remove(&address);
+        let unknown = || Refusal::not_found(format!("{address:#x} was not allocated here"));
+        // Dropped without the lock: it waits for batches.
+        buffer.map(drop).ok_or_else(unknown)
+    })
+}
+
+pub(super) unsafe extern "C" fn open(
+    engine: EngineHandle,
+    name: *const c_char,
+    target: *mut TargetHandle,
+) -> Status {
+    call(|| {
+        out("target", target)?;
+        // SAFETY: the caller's contract, as in the header.
+        let name = unsafe { text("name", name) }?;
+        let name = name.ok_or_else(|| Refusal::invalid("name is NULL"))?;
+        let plugin = plugin::find(engine)?;
+        let peer = plugin.node.open(name)?;
+        // SAFETY: as above.
+        unsafe { put("target", target, plugin.add_target(engine, peer)) }
+    })
+}
+
+pub(super) unsafe extern "C" fn import_segment(
+    engine: EngineHandle,
+    segment: *const c_void,
+    size: usize,
+    target: *mut TargetHandle,
+) -> Status {
+    call(|| {
+        out("target", target)?;
+        // SAFETY: the caller's contract, as in the header.
+        let segment = unsafe { list("segment", segment.cast::<u8>(), size) }?;
+        let plugin = plugin::find(engine)?;
+        let peer = plugin.node.open_segment(segment)?;
+        // SAFETY: as above.
+        unsafe { put("target", target, plugin.add_target(engine, peer)) }
+    })
+}
+
+pub(super) unsafe extern "C" fn export_segment(
+    engine: EngineHandle,
+    segment: *mut c_void,
+    size: usize,
+    needed: *mut usize,
+) -> Status {
+    call(|| {
+        let plugin = plugin::find(engine)?;
+        let exported = plugin.node.segment()?;
+        if !needed.is_null() {
+            // SAFETY: the caller's contract, as in the header.
+            unsafe { put("needed", needed, exported.len()) }?;
+        }
+        if segment.is_null() && size == 0 && !needed.is_null() {
+            return Ok(());
+        }
+        if segment.is_null() || size < exported.len() {
+            let needs = exported.len();
+            return Err(Refusal::invalid(format!("the segment needs {needs} bytes, not {size}")));
+        }
+        // SAFETY: `size` bytes, which are enough.
+        unsafe {
+            let to = segment.cast::<u8>();
+            std::ptr::copy_nonoverlapping(exported.as_ptr(), to, exported.len());
+        }
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn refresh(target: TargetHandle) -> Status {
+    call(|| Ok(plugin::find(target.engine)?.target(target)?.refresh()?))
+}
+
+pub(super) unsafe extern "C" fn close(target: TargetHandle) -> Status {
+    call(|| plugin::find(target.engine)?.close(target))
+}
+
+pub(super) unsafe extern "C" fn event_descriptor(
+    engine: EngineHandle,
+    descriptor: *mut c_int,
+) -> Status {
+    call(|| {
+        out("descriptor", descriptor)?;
+        let plugin = plugin::find(engine)?;
+        let fd = plugin.engine.event_fd()?.as_raw_fd();
+        // SAFETY: the caller's contract, as in the header.
+        unsafe { put("descriptor", descriptor, fd) }
+    })
+}
+
+pub(super) unsafe extern "C" fn statistics(
+    engine: EngineHandle,
+    statistics: *mut Statistics,
+) -> Status {
+    call(|| {
+        let plugin = plugin::find(engine)?;
+        let now = Statistics {
+            struct_size: 0,
+            pinned_bytes: plugin.engine.pinned_bytes(),
+            staging_bytes: plugin.engine.staging_bytes(),
+            rejected_connections: plugin.node.rejected(),
+        };
+        // SAFETY: the caller's contract, as in the header.
+        unsafe { put_structure("statistics", statistics, &now) }
+    })
+}

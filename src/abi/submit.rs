@@ -1,0 +1,288 @@
+//! Functions of the table about batches.
+
+use std::ffi::c_void;
+use std::time::Duration;
+
+use kvferry_engine::{
+    BatchId, Consumer, Copies, OffloadMode, Op, Paged, Pages, Part, Path, Producer, Range, State,
+    Strided, SubmitOptions,
+};
+
+use super::guard::{self, call, list, out, put, put_structure, structure};
+use super::plugin::{self, Plugin};
+use super::status::{self, Refusal};
+use super::types::{self, BatchHandle, EngineHandle, Status, TargetHandle};
+
+const NO_PRODUCER: u32 = 0;
+const STREAM: u32 = 1;
+const EVENT: u32 = 2;
+
+pub(super) unsafe extern "C" fn ranges(
+    target: TargetHandle,
+    opcode: u32,
+    from: *const Range,
+    count: usize,
+    options: *const types::SubmitOptions,
+    batch: *mut BatchHandle,
+) -> Status {
+    call(|| {
+        // SAFETY: the caller's contract, as in the header; the list is read before this returns.
+        let ranges = unsafe { list("ranges", from, count) }?;
+        // SAFETY: as above.
+        unsafe { to_one(target, opcode, ranges.into(), options, batch) }
+    })
+}
+
+pub(super) unsafe extern "C" fn strided(
+    target: TargetHandle,
+    opcode: u32,
+    from: *const types::Strided,
+    count: usize,
+    options: *const types::SubmitOptions,
+    batch: *mut BatchHandle,
+) -> Status {
+    call(|| {
+        // SAFETY: the caller's contract, as in the header.
+        let forms = unsafe { list("forms", from, count) }?;
+        let forms: Vec<_> = forms
+            .iter()
+            .map(|form| Strided {
+                local: form.local,
+                remote: form.remote,
+                len: form.length,
+                count: form.count,
+                local_stride: form.local_stride,
+                remote_stride: form.remote_stride,
+            })
+            .collect();
+        // SAFETY: as above.
+        unsafe { to_one(target, opcode, (&forms).into(), options, batch) }
+    })
+}
+
+pub(super) unsafe extern "C" fn paged(
+    target: TargetHandle,
+    opcode: u32,
+    from: *const types::Paged,
+    count: usize,
+    options: *const types::SubmitOptions,
+    batch: *mut BatchHandle,
+) -> Status {
+    call(|| {
+        // SAFETY: the caller's contract, as in the header.
+        let forms = unsafe { list("forms", from, count) }?;
+        let form = |form: &types::Paged| {
+            Ok(Paged {
+                // SAFETY: as above.
+                local: unsafe { pages(&form.local) }?,
+                // SAFETY: as above.
+                remote: unsafe { pages(&form.remote) }?,
+                layers: form.layers,
+                rows: form.rows,
+                row_bytes: form.row_bytes,
+            })
+        };
+        let forms = forms.iter().map(form).collect::<Result<Vec<_>, Refusal>>()?;
+        // SAFETY: as above.
+        unsafe { to_one(target, opcode, (&forms).into(), options, batch) }
+    })
+}
+
+/// # Safety
+/// As the header says.
+unsafe fn pages<'a>(from: &types::Pages) -> Result<Pages<'a>, Refusal> {
+    let count = usize::try_from(from.count).unwrap_or(usize::MAX);
+    Ok(Pages {
+        addr: from.address,
+        // SAFETY: the caller's contract.
+        numbers: unsafe { list("page numbers", from.numbers, count) }?,
+        page_stride: from.page_stride,
+        layer_stride: from.layer_stride,
+        row_stride: from.row_stride,
+    })
+}
+
+pub(super) unsafe extern "C" fn requests(
+    engine: EngineHandle,
+    from: *const types::Request,
+    count: usize,
+    options: *const types::SubmitOptions,
+    batch: *mut BatchHandle,
+) -> Status {
+    call(|| {
+        // SAFETY: the caller's contract, as in the header.
+        let requests = unsafe { list("requests", from, count) }?;
+        let plugin = plugin::find(engine)?;
+        let groups = group(engine, requests)?;
+        let peers = groups.iter().map(|group| plugin.target(group.target));
+        let peers = peers.collect::<Result<Vec<_>, _>>()?;
+        let part = |(group, peer): (&'_ Group, &'_ std::sync::Arc<kvferry_node::Peer>)| {
+            (group.op, peer.target().clone())
+        };
+        let targets: Vec<_> = groups.iter().zip(&peers).map(part).collect();
+        let parts: Vec<_> = groups
+            .iter()
+            .zip(&targets)
+            .map(|(group, (op, target))| Part { target, op: *op, copies: (&group.ranges).into() })
+            .collect();
+        // SAFETY: as above.
+        unsafe { submit(engine, &plugin, &parts, options, batch) }
+    })
+}
+
+/// Requests that one part of a batch holds.
+struct Group {
+    target: TargetHandle,
+    op: Op,
+    ranges: Vec<Range>,
+}
+
+/// In the order in which targets and directions first occur. An engine asks for a few targets at a
+/// time, and for runs of one.
+fn group(engine: EngineHandle, requests: &[types::Request]) -> Result<Vec<Group>, Refusal> {
+    let mut groups: Vec<Group> = Vec::new();
+    let mut last = 0;
+    for (at, request) in requests.iter().enumerate() {
+        let (op, target) = (op(request.opcode)?, request.target);
+        if request.reserved != 0 {
+            return Err(Refusal::invalid(format!("request {at}: a reserved field is set")));
+        }
+        if target.engine != engine {
+            let other = target.engine;
+            return Err(Refusal::invalid(format!(
+                "request {at}: its target is engine {other}'s, not {engine}'s"
+            )));
+        }
+        let fits = |group: &Group| group.target == target && group.op == op;
+        if !groups.get(last).is_some_and(fits) {
+            last = groups.iter().position(fits).unwrap_or(groups.len());
+            if last == groups.len() {
+                groups.push(Group { target, op, ranges: Vec::with_capacity(requests.len() - at) });
+            }
+        }
+        let &types::Request { source: local, offset: remote, length: len, .. } = request;
+        groups[last].ranges.push(Range { local, remote, len });
+    }
+    Ok(groups)
+}
+
+fn op(opcode: u32) -> Result<Op, Refusal> {
+    match opcode {
+        0 => Ok(Op::Read),
+        1 => Ok(Op::Write),
+        _ => Err(Refusal::invalid(format!("opcode {opcode} is neither read (0) nor write (1)"))),
+    }
+}
+
+/// # Safety
+/// As the header says.
+unsafe fn to_one(
+    handle: TargetHandle,
+    opcode: u32,
+    copies: Copies<'_>,
+    options: *const types::SubmitOptions,
+    batch: *mut BatchHandle,
+) -> Result<(), Refusal> {
+    let plugin = plugin::find(handle.engine)?;
+    let peer = plugin.target(handle)?;
+    let part = Part { target: peer.target(), op: op(opcode)?, copies };
+    // SAFETY: the caller's contract.
+    unsafe { submit(handle.engine, &plugin, &[part], options, batch) }
+}
+
+/// # Safety
+/// As the header says.
+unsafe fn submit(
+    engine: EngineHandle,
+    plugin: &Plugin,
+    parts: &[Part<'_>],
+    from: *const types::SubmitOptions,
+    batch: *mut BatchHandle,
+) -> Result<(), Refusal> {
+    out("batch", batch)?;
+    // SAFETY: the caller's contract.
+    let given = unsafe { structure("options", from) }?;
+    let after = match given.producer_kind {
+        NO_PRODUCER => None,
+        // SAFETY: the caller's contract, as in the header: it lives until this returns.
+        STREAM => Some(unsafe { Producer::stream(given.producer) }),
+        // SAFETY: as above.
+        EVENT => Some(unsafe { Producer::event(given.producer) }),
+        kind => return Err(Refusal::invalid(format!("producer_kind {kind} is none of 0, 1, 2"))),
+    };
+    if given.reserved != 0 {
+        return Err(Refusal::invalid("options: a reserved field is set"));
+    }
+    let modes = OffloadMode::ALL;
+    let offload = *modes.get(given.offload_mode as usize).ok_or_else(|| {
+        Refusal::invalid(format!("offload_mode {} is none of 0 to 3", given.offload_mode))
+    })?;
+    let options = SubmitOptions { after, without_kernel: given.without_kernel != 0, offload };
+    let id = plugin.engine.submit_parts(parts, &options)?;
+    // SAFETY: the caller's contract.
+    unsafe { put("batch", batch, BatchHandle { engine, id: id.to_bits() }) }
+}
+
+pub(super) unsafe extern "C" fn poll(batch: BatchHandle, to: *mut types::BatchStatus) -> Status {
+    // SAFETY: the caller's contract, as in the header.
+    call(|| unsafe { ask(batch, to, Duration::ZERO) })
+}
+
+pub(super) unsafe extern "C" fn wait(
+    batch: BatchHandle,
+    timeout: u64,
+    to: *mut types::BatchStatus,
+) -> Status {
+    // SAFETY: the caller's contract, as in the header.
+    call(|| unsafe { ask(batch, to, Duration::from_micros(timeout)) })
+}
+
+/// # Safety
+/// As the header says.
+unsafe fn ask(
+    batch: BatchHandle,
+    to: *mut types::BatchStatus,
+    timeout: Duration,
+) -> Result<(), Refusal> {
+    out("status", to)?;
+    let plugin = plugin::find(batch.engine)?;
+    let found = plugin.engine.wait(BatchId::from_bits(batch.id), timeout)?;
+    let (state, failure) = match &found.state {
+        State::Running => (0, status::OK),
+        State::Completed => (1, status::OK),
+        State::Failed(error) => {
+            guard::set_last_error(error.to_string());
+            (2, status::of(error))
+        }
+    };
+    let path = match found.path {
+        Path::None => 0,
+        Path::Kernel => 1,
+        Path::Dma => 2,
+        Path::Mixed => 3,
+        Path::Memcpy => 4,
+        Path::Tcp => 5,
+        Path::TcpStaged => 6,
+        Path::Staged => 7,
+    };
+    let bytes = found.bytes;
+    let status = types::BatchStatus { struct_size: 0, state, path, bytes, failure, reserved: 0 };
+    // SAFETY: the caller's contract.
+    unsafe { put_structure("status", to, &status) }
+}
+
+pub(super) unsafe extern "C" fn signal(batch: BatchHandle, stream: *mut c_void) -> Status {
+    call(|| {
+        let plugin = plugin::find(batch.engine)?;
+        // SAFETY: the caller's contract, as in the header: it lives until this returns.
+        let consumer = unsafe { Consumer::stream(stream) };
+        Ok(plugin.engine.signal(BatchId::from_bits(batch.id), consumer)?)
+    })
+}
+
+pub(super) unsafe extern "C" fn release(batch: BatchHandle) -> Status {
+    call(|| {
+        let plugin = plugin::find(batch.engine)?;
+        Ok(plugin.engine.release(BatchId::from_bits(batch.id))?)
+    })
+}
