@@ -6,7 +6,7 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kvferry_engine::bench::{
     Form, Limits, Pieces, Relocations, Scratch, Strides, Want, Window, check_bounds,
-    check_form_bounds, check_form_overlaps, check_overlaps, find_strides,
+    check_bounds_and_mark, check_form_bounds, check_form_overlaps, check_overlaps, find_strides,
 };
 use kvferry_engine::device::{CopyDescriptor, CopySource};
 use kvferry_engine::{Op, Paged, Pages, Range, Strided};
@@ -113,6 +113,19 @@ fn plan(criterion: &mut Criterion) {
         let (checked, extent) = bounds(&mut scratch).expect("a good list");
         group.bench_function(BenchmarkId::new("overlaps", name), |bench| {
             bench.iter(|| check_overlaps(Op::Write, ranges, &extent, false, &mut scratch));
+        });
+        group.bench_function(BenchmarkId::new("bounds and overlaps", name), |bench| {
+            bench.iter(|| {
+                let (_, extent) = check_bounds_and_mark(
+                    Op::Write,
+                    ranges,
+                    &local,
+                    &remote,
+                    &LIMITS,
+                    &mut scratch,
+                )?;
+                check_overlaps(Op::Write, ranges, &extent, false, &mut scratch)
+            });
         });
         let mut found = Strides::default();
         group.bench_function(BenchmarkId::new("strides", name), |bench| {

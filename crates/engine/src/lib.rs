@@ -49,7 +49,7 @@ pub use kvferry_wire::segment::SegmentRef;
 pub mod bench {
     pub use crate::plan::{
         CheckedForms, Form, Grid, Limits, Pieces, PlacedEnd, PlacedForm, Relocations, SHORTEST_RUN,
-        Scratch, Strides, Want, Window, check_bounds, check_form_bounds, check_form_overlaps,
-        check_overlaps, find_strides,
+        Scratch, Strides, Want, Window, check_bounds, check_bounds_and_mark, check_form_bounds,
+        check_form_overlaps, check_overlaps, find_strides,
     };
 }

@@ -480,8 +480,15 @@ fn extent_of(op: Op, ranges: &[Range]) -> Extent {
         Op::Read => destination::<false>,
     };
     let first = ranges.first().map_or(0, start);
-    let mut extent =
-        Extent { low: first, high: first, union: 0, longest: 0, bytes: 0, ascending: false };
+    let mut extent = Extent {
+        low: first,
+        high: first,
+        union: 0,
+        longest: 0,
+        bytes: 0,
+        ascending: false,
+        overlap: None,
+    };
     for range in ranges {
         extent.low = extent.low.min(start(range));
         extent.high = extent.high.max(start(range) + range.len);

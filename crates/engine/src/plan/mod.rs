@@ -7,6 +7,8 @@
 
 mod apart;
 mod forms;
+mod marking;
+mod marks;
 mod overlap;
 mod pieces;
 mod strides;
@@ -117,11 +119,36 @@ pub fn check_bounds(
     limits: &Limits,
     scratch: &mut Scratch,
 ) -> Result<(Checked, Extent), RangeError> {
+    check(op, ranges, local, remote, limits, false, scratch)
+}
+
+/// The same before [`check_overlaps`]: does as much of that as can be done on the way, where it
+/// reads the list once.
+pub fn check_bounds_and_mark(
+    op: Op,
+    ranges: &[Range],
+    local: &[Window],
+    remote: &[Window],
+    limits: &Limits,
+    scratch: &mut Scratch,
+) -> Result<(Checked, Extent), RangeError> {
+    check(op, ranges, local, remote, limits, true, scratch)
+}
+
+fn check(
+    op: Op,
+    ranges: &[Range],
+    local: &[Window],
+    remote: &[Window],
+    limits: &Limits,
+    mark: bool,
+    scratch: &mut Scratch,
+) -> Result<(Checked, Extent), RangeError> {
     reset(&mut scratch.touched_local, local.len());
     reset(&mut scratch.touched_remote, remote.len());
     match op {
-        Op::Write => sweep_or_scan::<true>(ranges, local, remote, limits, scratch),
-        Op::Read => sweep_or_scan::<false>(ranges, local, remote, limits, scratch),
+        Op::Write => sweep_or_scan::<true>(ranges, local, remote, limits, mark, scratch),
+        Op::Read => sweep_or_scan::<false>(ranges, local, remote, limits, mark, scratch),
     }
 }
 
@@ -134,7 +161,12 @@ pub fn check_overlaps(
     one_space: bool,
     scratch: &mut Scratch,
 ) -> Result<(), RangeError> {
-    if !extent.ascending && overlap_is_possible(op, ranges, extent, &mut scratch.overlap) {
+    let possible = match extent.overlap {
+        _ if extent.ascending => false,
+        Some(overlap) => overlap,
+        None => overlap_is_possible(op, ranges, extent, &mut scratch.overlap),
+    };
+    if possible {
         find_overlap(op, ranges)?;
     }
     if one_space { find_overwritten_source(op, ranges) } else { Ok(()) }
@@ -154,6 +186,8 @@ pub struct Extent {
     bytes: u64,
     /// Each destination begins at or behind the end of the one before.
     ascending: bool,
+    /// A byte is in two of them, if that was found out with the bounds.
+    overlap: Option<bool>,
 }
 
 fn sweep_or_scan<const WRITE: bool>(
@@ -161,10 +195,14 @@ fn sweep_or_scan<const WRITE: bool>(
     local: &[Window],
     remote: &[Window],
     limits: &Limits,
+    mark: bool,
     scratch: &mut Scratch,
 ) -> Result<(Checked, Extent), RangeError> {
     let windows = plain_windows(ranges, local, remote, scratch);
-    match windows.and_then(|(local, remote)| sweep::<WRITE>(ranges, local, remote, limits)) {
+    let marks = mark.then_some(&mut scratch.overlap.marks);
+    let swept =
+        windows.and_then(|(local, remote)| sweep::<WRITE>(ranges, local, remote, limits, marks));
+    match swept {
         Some(plain) => Ok(plain),
         None => scan::<WRITE>(ranges, local, remote, limits, scratch),
     }
@@ -197,8 +235,15 @@ fn scan<const WRITE: bool>(
     let mut local = Lookup::new(local);
     let mut remote = Lookup::new(remote);
     let first = ranges.iter().find(|range| range.len > 0).map_or(0, destination::<WRITE>);
-    let mut extent =
-        Extent { low: first, high: first, union: 0, longest: 0, bytes: 0, ascending: true };
+    let mut extent = Extent {
+        low: first,
+        high: first,
+        union: 0,
+        longest: 0,
+        bytes: 0,
+        ascending: true,
+        overlap: None,
+    };
     let mut checked = Checked::default();
     let mut run = 0;
     let mut end = Range::default();
@@ -334,6 +379,23 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// Ranges of several lengths with gaps, in a random order at both ends, on a grid of 16 bytes.
+    pub(super) fn scattered(count: usize) -> Vec<Range> {
+        // A step that has no divisor with the count, so that it comes by every place.
+        let step = (count * 5 / 8..).find(|step| gcd(*step, count) == 1).unwrap_or(1);
+        let place = |at: usize| (at * step % count) as u64 * 256;
+        let range = |at| Range {
+            local: (1 << 20) + place(count - 1 - at),
+            remote: (1 << 30) + place(at),
+            len: 16 << (at % 4),
+        };
+        (0..count).map(range).collect()
+    }
+
+    fn gcd(one: usize, other: usize) -> usize {
+        if other == 0 { one } else { gcd(other, one % other) }
+    }
 
     const LIMITS: Limits = Limits { small_max_bytes: 1000, tile_bytes: 300 };
 
@@ -558,11 +620,14 @@ mod tests {
             let list: Vec<Range> = list.iter().map(|&(l, r, n)| Range {
                 local: 1000 + l * 8, remote: 9000 + r * 8, len: n * 8 - 3,
             }).collect();
-            let quick = if write { sweep::<true> } else { sweep::<false> };
+            let sweep = |list: &[Range]| match write {
+                true => sweep::<true>(list, window(1000), window(9000), &LIMITS, None),
+                false => sweep::<false>(list, window(1000), window(9000), &LIMITS, None),
+            };
             let general = if write { scan::<true> } else { scan::<false> };
             let mut scratch = Scratch { touched_local: vec![0], touched_remote: vec![0], ..Scratch::default() };
             let exact = general(&list, &[window(1000)], &[window(9000)], &LIMITS, &mut scratch);
-            let Some((checked, extent)) = quick(&list, window(1000), window(9000), &LIMITS) else { return Ok(()) };
+            let Some((checked, extent)) = sweep(&list) else { return Ok(()) };
             let (exact, exact_extent) = exact.expect("what is plain is good");
             prop_assert_eq!(checked, Checked { plain: true, ..exact });
             prop_assert_eq!(format!("{extent:?}"), format!("{exact_extent:?}"));

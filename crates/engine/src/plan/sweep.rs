@@ -2,17 +2,21 @@
 
 use multiversion::multiversion;
 
+use super::marking::{BLOCK, Marker, Room};
+use super::marks::Marks;
 use super::{Checked, Extent, Limits, Range, Window, destination};
 
-/// Ranges that are swept at a time: their bytes stay in the first-level cache between the loops.
-const BLOCK: usize = 512;
+/// Ranges of the shortest list whose destinations are marked on the way.
+const FEWEST_TO_MARK: usize = 4 * BLOCK;
 
-/// Checks a plain list; `None` if it is not one, for whatever reason.
+/// Checks a plain list; `None` if it is not one, for whatever reason. With `marks` it finds out
+/// whether destinations overlap, too, if the list is long and scattered.
 pub(super) fn sweep<const WRITE: bool>(
     ranges: &[Range],
     local: Window,
     remote: Window,
     limits: &Limits,
+    mut marks: Option<&mut Marks>,
 ) -> Option<(Checked, Extent)> {
     let longest = limits.small_max_bytes.min(limits.tile_bytes);
     let first = ranges.first().map_or(0, destination::<WRITE>);
@@ -23,12 +27,10 @@ pub(super) fn sweep<const WRITE: bool>(
     }
     let bounds = Bounds { local, remote, longest, first };
     let mut swept = Swept { low: i64::MAX, ..Swept::default() };
+    let mut marker: Option<Marker<'_>> = None;
     let mut start = 0;
     for block in ranges.chunks(BLOCK) {
-        match WRITE {
-            true => sweep_writes(block, &bounds, &mut swept),
-            false => sweep_reads(block, &bounds, &mut swept),
-        }
+        sweep_block::<WRITE>(block, &bounds, &mut swept, marker.as_mut());
         // Merging is worth while only where neighbours are common, so the first block tells. The
         // order matters as long as it ascends; a scattered list shows at once that it does not.
         if swept.descends >= 0 {
@@ -45,12 +47,20 @@ pub(super) fn sweep<const WRITE: bool>(
         if swept.outside < 0 {
             return None;
         }
+        if start == 0 && ranges.len() >= FEWEST_TO_MARK && swept.scattered(block.len()) {
+            marker = marks
+                .take()
+                .and_then(|marks| Marker::new(ranges.len(), first, &swept.extent(), marks));
+            if marker.is_some() {
+                // Once more, for the marks alone.
+                sweep_block::<WRITE>(block, &bounds, &mut Swept::default(), marker.as_mut());
+            }
+        }
         start += block.len();
     }
-    let Swept { union, longest, low, high, descends, bytes, .. } = swept;
-    let (low, high, longest) = (low as u64, high as u64, longest as u64);
-    let extent = Extent { low, high, union, longest, bytes, ascending: descends >= 0 };
-    Some((Checked { bytes, small: ranges.len(), large: 0, plain: true }, extent))
+    let mut extent = swept.extent();
+    extent.overlap = marker.and_then(|marker| marker.finish(&extent));
+    Some((Checked { bytes: extent.bytes, small: ranges.len(), large: 0, plain: true }, extent))
 }
 
 /// What every range of a plain list keeps to.
@@ -77,22 +87,76 @@ struct Swept {
     bytes: u64,
 }
 
+impl Swept {
+    fn extent(&self) -> Extent {
+        let Self { union, longest, low, high, descends, bytes, .. } = *self;
+        Extent {
+            low: low as u64,
+            high: high as u64,
+            union,
+            longest: longest as u64,
+            bytes,
+            ascending: descends >= 0,
+            overlap: None,
+        }
+    }
+
+    /// Neither in order nor equally long: there are quicker ways for such lists.
+    fn scattered(&self, ranges: usize) -> bool {
+        self.descends < 0 && self.bytes != self.longest as u64 * ranges as u64
+    }
+}
+
+fn sweep_block<const WRITE: bool>(
+    block: &[Range],
+    bounds: &Bounds,
+    swept: &mut Swept,
+    marker: Option<&mut Marker<'_>>,
+) {
+    match (marker, WRITE) {
+        (None, true) => sweep_writes(block, bounds, swept),
+        (None, false) => sweep_reads(block, bounds, swept),
+        (Some(marker), true) => {
+            marker.mark(block.len(), |room| sweep_writes_into(block, bounds, swept, room))
+        }
+        (Some(marker), false) => {
+            marker.mark(block.len(), |room| sweep_reads_into(block, bounds, swept, room))
+        }
+    }
+}
+
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
 fn sweep_writes(block: &[Range], bounds: &Bounds, swept: &mut Swept) {
-    sweep_block::<true>(block, bounds, swept);
+    sweep_loop::<true>(block, bounds, swept, None);
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
 fn sweep_reads(block: &[Range], bounds: &Bounds, swept: &mut Swept) {
-    sweep_block::<false>(block, bounds, swept);
+    sweep_loop::<false>(block, bounds, swept, None);
 }
 
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
+fn sweep_writes_into(block: &[Range], bounds: &Bounds, swept: &mut Swept, room: Room<'_>) {
+    sweep_loop::<true>(block, bounds, swept, Some(room));
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
+fn sweep_reads_into(block: &[Range], bounds: &Bounds, swept: &mut Swept, room: Room<'_>) {
+    sweep_loop::<false>(block, bounds, swept, Some(room));
+}
+
+/// With room for the ends of none or of all ranges.
 #[inline(always)]
-fn sweep_block<const WRITE: bool>(block: &[Range], bounds: &Bounds, swept: &mut Swept) {
+fn sweep_loop<const WRITE: bool>(
+    block: &[Range],
+    bounds: &Bounds,
+    swept: &mut Swept,
+    room: Option<Room<'_>>,
+) {
     let &Bounds { local, remote, longest: limit, first } = bounds;
     let Swept { descends, mut union, mut longest, mut low, mut high, mut bytes, .. } = *swept;
     let mut outside = 0;
-    for range in block {
+    let mut sweep = |range: &Range| {
         let here = range.local.wrapping_sub(local.start);
         let there = range.remote.wrapping_sub(remote.start);
         let (left_here, left_there) =
@@ -107,6 +171,15 @@ fn sweep_block<const WRITE: bool>(block: &[Range], bounds: &Bounds, swept: &mut 
         low = low.min(start as i64);
         high = high.max(start.wrapping_add(range.len) as i64);
         bytes = bytes.wrapping_add(range.len);
+    };
+    match room {
+        None => block.iter().for_each(sweep),
+        Some(Room { scale, ends }) => {
+            for (range, ends) in block.iter().zip(ends) {
+                sweep(range);
+                *ends = scale.ends::<WRITE>(range);
+            }
+        }
     }
     let outside = swept.outside | outside as i64;
     *swept = Swept { outside, descends, union, longest, low, high, bytes };

@@ -19,8 +19,8 @@ use crate::batch::{Holds, Path, Pending};
 use crate::config::{Config, OverlapCheck};
 use crate::error::{Error, RangeError, Result};
 use crate::plan::{
-    Extent, Form, Limits, Op, Range, Scratch, Strides, check_bounds, check_form_bounds,
-    check_form_overlaps, check_overlaps, find_strides,
+    Extent, Form, Limits, Op, Range, Scratch, Strides, check_bounds, check_bounds_and_mark,
+    check_form_bounds, check_form_overlaps, check_overlaps, find_strides,
 };
 use crate::profile::{Tuning, Values};
 use crate::registry::{Registry, Table};
@@ -204,9 +204,11 @@ impl Peer {
         let first = ranges.iter().find(|range| range.len > 0).map_or(0, |range| range.local);
         let begins_on = if local.windows.is_empty() { 0 } else { local.device_at(first) };
         let mut limits = self.limits(begins_on);
+        let overlaps_next = self.overlap_check == OverlapCheck::Before;
+        let check_bounds_now = if overlaps_next { check_bounds_and_mark } else { check_bounds };
         let (mut checked, extent) =
-            check_bounds(op, ranges, &local.windows, remote.windows(), &limits, scratch)?;
-        if self.overlap_check == OverlapCheck::Before {
+            check_bounds_now(op, ranges, &local.windows, remote.windows(), &limits, scratch)?;
+        if overlaps_next {
             check_overlaps(op, ranges, &extent, remote.is_direct(), scratch)?;
         }
         let device = self.one_device(&local, scratch, || {
