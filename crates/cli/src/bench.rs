@@ -234,6 +234,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
                     || options.shape.as_ref().is_some_and(|selection| selection.all),
             };
             let layout = work.layout(options.seed)?;
+            if options.tokens == Tokens::Levels {
+                // The memory of the level before is not in the way of this one.
+                prefill.ask(&Command::Free)?;
+                decode.ask(&Command::Free)?;
+            }
             if let Some(why) = room.refusal(&layout)? {
                 progress.suspend(|| println!("skipped {label}: {why}"));
                 progress.inc(1);
