@@ -26,15 +26,22 @@ pub enum LoadKind {
     Blocks,
     /// Reading and writing a large buffer, as memory-bound as a decode.
     Memory,
+    /// The decode of a small batch: each step reads the weights of all layers in a few kernels a
+    /// layer, one graph launch, and is waited for before the next begins.
+    Decode,
 }
 
 impl LoadKind {
-    /// `gemm`, `blocks` or `memory`.
+    /// Every kind.
+    pub const ALL: [Self; 4] = [Self::Gemm, Self::Blocks, Self::Memory, Self::Decode];
+
+    /// `gemm`, `blocks`, `memory` or `decode`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gemm => "gemm",
             Self::Blocks => "blocks",
             Self::Memory => "memory",
+            Self::Decode => "decode",
         }
     }
 }
@@ -133,8 +140,7 @@ impl Loads {
             Backend::Processor => processor::bodies(kind),
             #[cfg(feature = "cuda")]
             Backend::Cuda(loads) => {
-                let (about, running) = loads.prepare(kind)?;
-                let body: Body = Box::new(move |shared| running.run(shared));
+                let (about, body) = loads.prepare(kind)?;
                 (about, vec![body])
             }
         };
@@ -143,7 +149,7 @@ impl Loads {
 }
 
 /// What a thread of a load does until [`Shared::stopping`].
-type Body = Box<dyn FnOnce(&Shared) -> Result<(), LoadError> + Send>;
+pub(crate) type Body = Box<dyn FnOnce(&Shared) -> Result<(), LoadError> + Send>;
 
 /// A load that runs until it is dropped; dropping waits for the steps that were queued.
 #[derive(Debug)]
@@ -164,7 +170,8 @@ pub struct Progress {
     ///
     /// On a GPU this is the time between the ends of two steps by the GPU's own clock, to half a
     /// microsecond: steps follow each other without a gap, and when the host comes to look does not
-    /// matter. On a processor it is that of the step's thread.
+    /// matter. On a processor it is that of the step's thread. A decode step is timed by the host
+    /// on both, from its launch until the host sees its end: that is what a token waits for.
     pub durations: Vec<Duration>,
 }
 
@@ -322,12 +329,20 @@ mod processor {
     /// Eight-byte words of a thread's buffer: 8 MiB, more than its own caches hold.
     const WORDS: usize = 1 << 20;
 
+    /// What a decode step reads, in 36 layers: 24 MB, a few milliseconds.
+    const DECODE_WORDS: usize = 36 * 83_000;
+
     pub(super) fn bodies(kind: LoadKind) -> (String, Vec<Body>) {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        // A decode is one step after the other, so it has one thread.
+        let threads = match kind {
+            LoadKind::Decode => 1,
+            _ => std::thread::available_parallelism().map_or(1, usize::from),
+        };
         let step = match kind {
             LoadKind::Gemm => format!("float product of {SIDE} x {SIDE} by {SIDE} x {SIDE}"),
             LoadKind::Blocks => format!("{MULTIPLY_ADDS} multiply-adds"),
             LoadKind::Memory => format!("reads and writes {} MB", WORDS * 8 / 1_000_000),
+            LoadKind::Decode => format!("reads {} MB of weights", DECODE_WORDS * 8 / 1_000_000),
         };
         let body = || -> Body {
             Box::new(move |shared| {
@@ -341,6 +356,13 @@ mod processor {
                         let mut point = (1.0, 0.5);
                         repeat(shared, || point = turn(black_box(point)));
                     }
+                    LoadKind::Decode => {
+                        let weights = vec![3_u64; DECODE_WORDS];
+                        repeat(shared, || {
+                            let sum = |sum: u64, word: &u64| sum.wrapping_add(*word);
+                            black_box(black_box(&weights).iter().fold(0, sum));
+                        });
+                    }
                     LoadKind::Memory => {
                         let mut words = vec![0_u64; WORDS];
                         repeat(shared, || {
@@ -353,7 +375,10 @@ mod processor {
                 Ok(())
             })
         };
-        let about = format!("{step}, on each of {threads} processors");
+        let about = match threads {
+            1 => format!("{step}, on one processor"),
+            _ => format!("{step}, on each of {threads} processors"),
+        };
         (about, (0..threads).map(|_| body()).collect())
     }
 
@@ -414,7 +439,7 @@ mod tests {
 
     #[test]
     fn every_load_runs_from_start_on_and_reports_the_steps_since_the_last_reading() {
-        for kind in [LoadKind::Gemm, LoadKind::Blocks, LoadKind::Memory] {
+        for kind in LoadKind::ALL {
             let load = host_loads().start(kind, true).expect("it starts");
             let first = load.read().expect("it runs");
             assert!(first.steps > 0, "{kind}: start waits for a step");
