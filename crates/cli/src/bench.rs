@@ -11,9 +11,11 @@ use kvferry_engine::DeviceName;
 
 use crate::Failure;
 use crate::case::{Direction, Work};
+use crate::decode;
 use crate::forms::Form;
 use crate::interference::{self, Interference};
 use crate::model::HeadSlice;
+use crate::offload;
 use crate::report::{JsonLines, Row, note, table};
 use crate::shape::Selection;
 use crate::transfer::Ran;
@@ -24,13 +26,13 @@ pub(crate) struct Options {
     /// Shapes by id or name, separated by commas; `daily` and `all` are lists [default: daily, with
     /// --interference R2,R6,R3]
     #[arg(long)]
-    shape: Option<Selection>,
+    pub(crate) shape: Option<Selection>,
     /// Move this model's KV cache instead: deepseek-v3, qwen2.5-7b, qwen3-4b or kimi-k3
     #[arg(long, conflicts_with = "shape")]
-    model: Option<String>,
+    pub(crate) model: Option<String>,
     /// Move the KV cache of the model that this Hugging Face config.json describes
     #[arg(long, value_name = "PATH", conflicts_with_all = ["shape", "model"])]
-    model_config: Option<PathBuf>,
+    pub(crate) model_config: Option<PathBuf>,
     /// Tokens of a model's KV cache
     #[arg(long, default_value = "4096")]
     tokens: NonZeroU64,
@@ -43,15 +45,16 @@ pub(crate) struct Options {
     head_slice: Option<HeadSlice>,
     /// How the request says which bytes to move; the same bytes in every form
     #[arg(long, default_value = "ranges", conflicts_with = "interference")]
-    form: Form,
+    pub(crate) form: Form,
     /// Batches that are submitted before any is waited for. All copy the same bytes to the same
     /// destination, so that it can be verified although they overlap in time; times, bytes and
     /// rates are those of all of them together
     #[arg(long, value_name = "N", default_value = "1", conflicts_with = "interference")]
     in_flight: NonZeroUsize,
-    /// Prefill writes, decode reads, or one after the other
-    #[arg(long, default_value = "write")]
-    op: Ops,
+    /// Prefill writes, decode reads, or one after the other; of offload h2d, d2h, both at once, or
+    /// all three, one after the other [default: write; of offload all]
+    #[arg(long)]
+    pub(crate) op: Option<Ops>,
     /// Where the prefill process keeps its KV cache: host, cuda:N or rocm:N
     #[arg(long, default_value = "host")]
     pub(crate) device: DeviceName,
@@ -60,20 +63,20 @@ pub(crate) struct Options {
     pub(crate) peer_device: Option<DeviceName>,
     /// Timed transfers of each case
     #[arg(long, default_value = "20")]
-    iterations: NonZeroU64,
+    pub(crate) iterations: NonZeroU64,
     /// How bytes move
     #[arg(long, default_value = "peer")]
-    transport: Transport,
+    pub(crate) transport: Transport,
     /// Connections of --transport tcp, and of its ceiling
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u16).range(1..=64))]
     lanes: u16,
     /// Also time a bare kernel launch of the same descriptors, packed, without the engine; of at
     /// most 2 million
     #[arg(long)]
-    bare: bool,
+    pub(crate) bare: bool,
     /// Write one JSON object a line to this file
     #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
     /// Seed of layouts and patterns
     #[arg(long, default_value = "1")]
     pub(crate) seed: u64,
@@ -81,21 +84,30 @@ pub(crate) struct Options {
     /// other: at high and at normal stream priority, back to back and paced, three runs each in
     /// rotated order
     #[arg(long, value_name = "LOAD", conflicts_with_all = ["bare", "iterations"])]
-    interference: Option<Interference>,
+    pub(crate) interference: Option<Interference>,
     /// Target rate of the paced transfers, in bursts every 50 ms [default: a tenth of what the
-    /// shape reaches alone]
+    /// shape reaches alone; of --interference decode 2.5]
     #[arg(long, value_name = "GIB_PER_S", requires = "interference", value_parser = interference::rate)]
     pub(crate) rate: Option<f64>,
     /// Milliseconds of each measurement of --interference
     #[arg(long, value_name = "MS", default_value = "500", value_parser = clap::value_parser!(u64).range(10..=60_000))]
     pub(crate) window: u64,
+    #[command(flatten)]
+    pub(crate) offload: offload::Options,
+    #[command(flatten)]
+    pub(crate) decode: decode::Options,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
-enum Ops {
+pub(crate) enum Ops {
     Write,
     Read,
     Both,
+    /// From host memory to the GPU
+    H2d,
+    /// From the GPU to host memory
+    D2h,
+    All,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -104,6 +116,8 @@ pub(crate) enum Transport {
     Peer,
     /// Over sockets of loopback; the ceiling is that of bare sockets
     Tcp,
+    /// Between a GPU and host memory, in one process; the ceiling is one contiguous DMA
+    Offload,
 }
 
 impl Transport {
@@ -111,6 +125,7 @@ impl Transport {
         match self {
             Self::Peer => "peer",
             Self::Tcp => "tcp",
+            Self::Offload => "offload",
         }
     }
 }
@@ -125,6 +140,15 @@ const MOST_RANGES: u64 = 8_000_000;
 const CEILING_TIMES: usize = 8;
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    if options.interference == Some(Interference::Decode) {
+        return decode::run(options);
+    }
+    if options.transport == Transport::Offload {
+        return offload::run(options);
+    }
+    if options.offload.are_given() {
+        return Err("--mode, --cache, --sweep, --grid, --host-layout, --samples and --plot are of --transport offload and of --interference decode".into());
+    }
     let works: Vec<Work> = match (&options.model, &options.model_config) {
         (None, None) => {
             let default = if options.interference.is_some() { "R2,R6,R3" } else { "daily" };
@@ -145,9 +169,12 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         return Err("--head-slice is of a model's KV cache: add --model or --model-config".into());
     }
     let directions: &[Direction] = match options.op {
-        Ops::Write => &[Direction::Write],
-        Ops::Read => &[Direction::Read],
-        Ops::Both => &[Direction::Write, Direction::Read],
+        None | Some(Ops::Write) => &[Direction::Write],
+        Some(Ops::Read) => &[Direction::Read],
+        Some(Ops::Both) => &[Direction::Write, Direction::Read],
+        Some(Ops::H2d | Ops::D2h | Ops::All) => {
+            return Err("--op h2d, d2h and all are of --transport offload".into());
+        }
     };
     // Refuse a work that cannot be laid out before any process starts, or has not the form.
     let labels = works.iter().map(Work::label).collect::<Result<Vec<_>, _>>()?;
@@ -161,15 +188,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let peer_device = options.peer_device.unwrap_or(options.device);
     let mut json = options.json.as_deref().map(JsonLines::create).transpose()?;
     if let Some(interference) = options.interference {
-        if options.transport == Transport::Tcp {
-            return Err("--interference measures --transport peer alone".into());
+        if options.transport != Transport::Peer {
+            return Err("--interference measures --transport peer alone, except for decode".into());
         }
         let works: Vec<_> = works.into_iter().zip(labels).collect();
         return interference::run(options, interference, directions, &works, json.as_mut());
     }
     let lanes = options.lanes.to_string();
     let knobs: &[(&str, &str)] = match options.transport {
-        Transport::Peer => &[],
+        Transport::Peer | Transport::Offload => &[],
         Transport::Tcp => &[("MC_FORCE_TCP", "1"), ("MC_TCP_LANES_PER_PEER", &lanes)],
     };
     let mut prefill = Worker::start_with("prefill", options.device, knobs)?;
@@ -290,7 +317,9 @@ fn measure(
     let cold = run(prefill, decode, What::Pieces(form), 1)?;
     verify(decode, guards)?;
     let ceiling = match options.transport {
-        Transport::Peer => run(prefill, decode, What::Contiguous, CEILING_TIMES)?,
+        Transport::Peer | Transport::Offload => {
+            run(prefill, decode, What::Contiguous, CEILING_TIMES)?
+        }
         Transport::Tcp => over_sockets(prefill, decode, options.lanes.into(), bytes)?,
     };
     let mut bare = Ran::default();

@@ -4,13 +4,16 @@
 mod bench;
 mod case;
 mod chaos;
+mod decode;
 mod doctor;
 pub mod forms;
 mod interference;
 pub mod layout;
 mod machine;
 pub mod model;
+mod offload;
 pub mod pattern;
+mod plot;
 pub mod random;
 mod report;
 mod serve;
@@ -34,7 +37,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Moves named shapes, or a model's KV cache, between two processes and verifies every byte
-    Bench(bench::Options),
+    Bench(Box<bench::Options>),
     /// Moves random pieces in every form between two processes for minutes, verifies each round,
     /// and fails if anything leaks
     Soak(soak::Options),
@@ -46,6 +49,9 @@ enum Command {
     /// One of the two processes of a bench; it reads commands from standard input
     #[command(hide = true)]
     Worker(worker::Options),
+    /// A decoder that prints its steps, for `bench --interference decode`
+    #[command(hide = true)]
+    Decoder(decode::program::Options),
 }
 
 fn main() -> ExitCode {
@@ -58,6 +64,7 @@ fn main() -> ExitCode {
         Command::Serve(options) => serve::run(&options),
         Command::Doctor(options) => doctor::run(&options),
         Command::Worker(options) => worker::run(&options),
+        Command::Decoder(options) => decode::program::run(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

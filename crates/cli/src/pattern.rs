@@ -8,6 +8,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::layout::{Layout, Piece};
 
@@ -20,6 +21,35 @@ pub fn source_fill(buffer_offset: u64, bytes: &mut [u8], seed: u64) {
 /// `guard_seed`; it differs from the source pattern of the same seed.
 pub fn guard_fill(buffer_offset: u64, bytes: &mut [u8], guard_seed: u64) {
     Pattern::guard(guard_seed).fill(buffer_offset, bytes);
+}
+
+/// Fills a buffer of so many bytes with a pattern; several threads share the work. `write` takes
+/// bytes and their offset, and what it fails with comes back.
+pub(crate) fn fill_buffer<E: Send>(
+    bytes: u64,
+    fill: fn(u64, &mut [u8], u64),
+    seed: u64,
+    write: impl Fn(u64, &[u8]) -> Result<(), E> + Sync,
+) -> Result<(), E> {
+    let next = AtomicU64::new(0);
+    let fill_chunks = || {
+        let mut chunk = vec![0; CHUNK_BYTES.min(bytes) as usize];
+        loop {
+            let offset = next.fetch_add(CHUNK_BYTES, Ordering::Relaxed);
+            if offset >= bytes {
+                return Ok(());
+            }
+            let part = &mut chunk[..CHUNK_BYTES.min(bytes - offset) as usize];
+            fill(offset, part, seed);
+            write(offset, part)?;
+        }
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads()).map(|_| scope.spawn(fill_chunks)).collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    })
 }
 
 /// Checks destination buffers of one layout, as often as needed.

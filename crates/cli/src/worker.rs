@@ -4,7 +4,6 @@
 use std::io::{BufRead, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use clap::Args;
@@ -21,7 +20,7 @@ use crate::case::{Direction, Work};
 use crate::forms::{Ends, Form, Request};
 use crate::interference::{LoadName, Pace, WindowRan, window};
 use crate::layout::Layout;
-use crate::pattern::{Verifier, guard_fill, source_fill, threads};
+use crate::pattern::{Verifier, fill_buffer, guard_fill, source_fill};
 use crate::soak::{self, Health, Soaked};
 use crate::sockets;
 use crate::transfer::{Mover, Ran, Times, memory, nanoseconds, op};
@@ -137,9 +136,6 @@ pub(crate) struct Ready {
     /// Where it listens for the batch protocol.
     pub(crate) batch: Option<SocketAddr>,
 }
-
-/// Bytes filled at a time.
-const CHUNK: u64 = 4 << 20;
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let config = Config::from_env()?;
@@ -285,25 +281,7 @@ impl Worker {
             Side::Source => source_fill,
             Side::Destination => guard_fill,
         };
-        let next = AtomicU64::new(0);
-        let fill_chunks = || -> Result<(), Failure> {
-            let mut chunk = vec![0; CHUNK.min(bytes) as usize];
-            loop {
-                let offset = next.fetch_add(CHUNK, Ordering::Relaxed);
-                if offset >= bytes {
-                    return Ok(());
-                }
-                let part = &mut chunk[..CHUNK.min(bytes - offset) as usize];
-                fill(offset, part, seed);
-                buffer.write(offset, part)?;
-            }
-        };
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..threads()).map(|_| scope.spawn(fill_chunks)).collect();
-            threads.into_iter().try_for_each(|thread| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            })
-        })?;
+        fill_buffer(bytes, fill, seed, |offset, part| buffer.write(offset, part))?;
         Ok(Answer::Filled)
     }
 

@@ -136,6 +136,24 @@ impl Loads {
     /// # Errors
     /// [`LoadError::Unsupported`], [`LoadError::NoThread`], or what the device's calls fail with.
     pub fn start(&self, kind: LoadKind, timing: bool) -> Result<Load, LoadError> {
+        self.start_with(kind, timing, None)
+    }
+
+    /// As [`Loads::start`] with `timing`; `tell` is told how long each step took as it ends, on the
+    /// load's own thread, which goes on when it returns.
+    ///
+    /// # Errors
+    /// As [`Loads::start`].
+    pub fn start_told(&self, kind: LoadKind, tell: Tell) -> Result<Load, LoadError> {
+        self.start_with(kind, true, Some(tell))
+    }
+
+    fn start_with(
+        &self,
+        kind: LoadKind,
+        timing: bool,
+        tell: Option<Tell>,
+    ) -> Result<Load, LoadError> {
         let (about, bodies) = match &self.backend {
             Backend::Processor => processor::bodies(kind),
             #[cfg(feature = "cuda")]
@@ -144,9 +162,12 @@ impl Loads {
                 (about, vec![body])
             }
         };
-        Load::start(&self.device, about, timing, bodies)
+        Load::start(&self.device, about, Shared::new(timing, tell), bodies)
     }
 }
+
+/// Is told how long a step took.
+pub type Tell = Box<dyn Fn(Duration) + Send + Sync>;
 
 /// What a thread of a load does until [`Shared::stopping`].
 pub(crate) type Body = Box<dyn FnOnce(&Shared) -> Result<(), LoadError> + Send>;
@@ -186,10 +207,10 @@ impl Load {
     fn start(
         device: &str,
         about: String,
-        timing: bool,
+        shared: Shared,
         bodies: Vec<Body>,
     ) -> Result<Self, LoadError> {
-        let shared = Arc::new(Shared::new(timing));
+        let shared = Arc::new(shared);
         let mut load = Self { about, shared, threads: Vec::with_capacity(bodies.len()) };
         for body in bodies {
             let shared = Arc::clone(&load.shared);
@@ -239,12 +260,18 @@ impl Drop for Load {
 }
 
 /// What a load's threads and its owner share. Touched once a step.
-#[derive(Debug)]
 pub(crate) struct Shared {
     timing: bool,
+    tell: Option<Tell>,
     stop: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("timing", &self.timing).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -256,10 +283,11 @@ struct State {
 }
 
 impl Shared {
-    fn new(timing: bool) -> Self {
+    fn new(timing: bool, tell: Option<Tell>) -> Self {
         let state = State { steps: 0, at: Instant::now(), durations: Vec::new(), failed: None };
         Self {
             timing,
+            tell,
             stop: AtomicBool::new(false),
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -278,6 +306,9 @@ impl Shared {
 
     /// Counts steps that have ended just now.
     pub(crate) fn add(&self, steps: u64, duration: Option<Duration>) {
+        if let (Some(tell), Some(duration)) = (&self.tell, duration) {
+            tell(duration);
+        }
         let mut state = self.lock();
         state.steps += steps;
         state.at = Instant::now();
@@ -329,8 +360,9 @@ mod processor {
     /// Eight-byte words of a thread's buffer: 8 MiB, more than its own caches hold.
     const WORDS: usize = 1 << 20;
 
-    /// What a decode step reads, in 36 layers: 24 MB, a few milliseconds.
-    const DECODE_WORDS: usize = 36 * 83_000;
+    /// What a decode step reads: more than a core's own caches hold, and a step of a millisecond or
+    /// so, whatever the build.
+    const DECODE_WORDS: usize = 600_000;
 
     pub(super) fn bodies(kind: LoadKind) -> (String, Vec<Body>) {
         // A decode is one step after the other, so it has one thread.
@@ -342,7 +374,9 @@ mod processor {
             LoadKind::Gemm => format!("float product of {SIDE} x {SIDE} by {SIDE} x {SIDE}"),
             LoadKind::Blocks => format!("{MULTIPLY_ADDS} multiply-adds"),
             LoadKind::Memory => format!("reads and writes {} MB", WORDS * 8 / 1_000_000),
-            LoadKind::Decode => format!("reads {} MB of weights", DECODE_WORDS * 8 / 1_000_000),
+            LoadKind::Decode => {
+                format!("reads {:.1} MB of weights", DECODE_WORDS as f64 * 8.0 / 1e6)
+            }
         };
         let body = || -> Body {
             Box::new(move |shared| {
@@ -458,6 +492,18 @@ mod tests {
     }
 
     #[test]
+    fn each_step_is_told_as_it_ends() {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let list = Arc::clone(&told);
+        let tell: Tell = Box::new(move |took| list.lock().expect("no panic").push(took));
+        let load = host_loads().start_told(LoadKind::Decode, tell).expect("it starts");
+        let read = read_past(&load, 2).durations;
+        let told = told.lock().expect("no panic");
+        assert!(told.len() >= read.len(), "{} of {}", told.len(), read.len());
+        assert_eq!(told[..read.len()], read);
+    }
+
+    #[test]
     fn a_dropped_load_has_ended_all_its_threads() {
         let load = host_loads().start(LoadKind::Memory, true).expect("it starts");
         let shared: Weak<Shared> = Arc::downgrade(&load.shared);
@@ -470,7 +516,8 @@ mod tests {
     fn a_load_that_fails_says_why_at_its_start_and_when_read() {
         let lost = || Error::Lost { device: "cuda:0".into(), cause: "it is gone".into() };
         let body: Body = Box::new(move |_| Err(lost().into()));
-        let error = Load::start("cuda:0", String::new(), true, vec![body]).expect_err("no step");
+        let error = Load::start("cuda:0", String::new(), Shared::new(true, None), vec![body])
+            .expect_err("no step");
         assert_eq!(error, LoadError::Device(lost()));
 
         let body: Body = Box::new(move |shared| {
@@ -480,7 +527,8 @@ mod tests {
             }
             Ok(())
         });
-        let load = Load::start("cuda:0", String::new(), true, vec![body]).expect("one step");
+        let load = Load::start("cuda:0", String::new(), Shared::new(true, None), vec![body])
+            .expect("one step");
         load.shared.fail(lost().into());
         assert_eq!(load.read().expect_err("it ended"), LoadError::Device(lost()));
     }

@@ -1,0 +1,605 @@
+//! `--transport offload`: copies between a GPU and host memory, in one process and one engine.
+//!
+//! Every line of the table is one shape, one direction (or both at once) and one mode, against one
+//! contiguous copy of as many bytes by DMA, in the same direction and the same run. The clocks are
+//! apart: submission (with packing in it, and packing alone beside it), execution and wait, and the
+//! whole; the first transfer of each line is apart from the others.
+//!
+//! How long staging keeps multiprocessors busy is measured by its kernel alone: the pieces of the
+//! GPU's side gathered into (or scattered from) contiguous memory of the GPU, several launches back
+//! to back on one stream, divided by their number. The launch latency is hidden behind the launch
+//! before, so what is left is the time of the kernel, with the gap between two.
+
+mod cases;
+mod lane;
+mod plots;
+mod report;
+
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use kvferry_engine::device::Vendor;
+use kvferry_engine::{Config, Engine, OffloadMode, Range, measure};
+
+pub(crate) use self::cases::{Cache, Case, HostLayout};
+use self::lane::{CLOCK_READINGS, Memory, Sample};
+pub(crate) use self::lane::{Devices, Lane, config_with, direction_name, run as transfer};
+use self::report::{Raw, Row, note, table};
+use crate::Failure;
+use crate::bench::{self, Ops, percentile};
+use crate::case::Direction;
+use crate::forms::{Form, Request};
+use crate::report::JsonLines;
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Options of --transport offload and --interference decode")]
+#[group(skip)]
+pub(crate) struct Options {
+    /// How bytes move between the GPU and host memory, separated by commas; `all` is direct, kernel,
+    /// staged and auto [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "MODE")]
+    mode: Vec<Mode>,
+    /// Move pages of a KV cache, separated by commas, such as 256x64x4096 for 256 pages of 64
+    /// layers of 4096 bytes: layer by layer on the GPU, page by page on the host. :4 behind it
+    /// makes runs of 4 neighbouring pages
+    #[arg(long, value_delimiter = ',', value_name = "PAGESxLAYERSxBYTES")]
+    pub(crate) cache: Vec<Cache>,
+    /// Measure the alignment sweep of W10: items of 512 to 1600 bytes in steps of 16
+    #[arg(long)]
+    sweep: bool,
+    /// Measure the 81 points of W11: 16 to 4096 pieces of 1 to 32 KiB
+    #[arg(long)]
+    grid: bool,
+    /// How the host's memory lies [default: packed; of W10 and W12, which are about it, scattered]
+    #[arg(long, value_enum)]
+    host_layout: Option<HostLayout>,
+    /// Pieces of a shape or a sweep, at most: longer ones are cut
+    #[arg(long, value_name = "N", default_value = "4194304")]
+    most_pieces: NonZeroU64,
+    /// Time so many transfers of each case, and write each of them to --json as a line of its own,
+    /// too
+    #[arg(long, value_name = "N", conflicts_with = "iterations", requires = "json")]
+    samples: Option<NonZeroU64>,
+    /// Draw what was measured, as SVG: sweeps and grids against their sizes, other shapes as bars
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+}
+
+/// How bytes move, as a command line says it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+enum Mode {
+    /// DMA: one a piece, one 2-D copy a run of strides
+    Direct,
+    /// The copy kernel on mapped host memory
+    Kernel,
+    /// Gather or scatter in device memory, and one DMA
+    Staged,
+    /// What the engine chooses by the shape and its policy
+    Auto,
+    /// One after the other
+    All,
+}
+
+impl Options {
+    /// Whether any of them was given.
+    pub(crate) fn are_given(&self) -> bool {
+        !self.mode.is_empty()
+            || !self.cache.is_empty()
+            || self.sweep
+            || self.grid
+            || self.host_layout.is_some()
+            || self.samples.is_some()
+            || self.plot.is_some()
+    }
+
+    /// Only modes, a cache and a plot mean something beside a decoder.
+    pub(crate) fn refuse_for_decode(&self) -> Result<(), Failure> {
+        let has_more =
+            self.sweep || self.grid || self.host_layout.is_some() || self.samples.is_some();
+        match has_more {
+            true => Err("--sweep, --grid, --host-layout and --samples are of --transport offload without --interference".into()),
+            false => Ok(()),
+        }
+    }
+
+    /// The modes asked for, each once.
+    pub(crate) fn modes(&self) -> Vec<OffloadMode> {
+        let every =
+            [OffloadMode::Direct, OffloadMode::Kernel, OffloadMode::Staged, OffloadMode::Auto];
+        let asked = |mode: &OffloadMode| {
+            self.mode.is_empty()
+                || self.mode.iter().any(|asked| match asked {
+                    Mode::Direct => *mode == OffloadMode::Direct,
+                    Mode::Kernel => *mode == OffloadMode::Kernel,
+                    Mode::Staged => *mode == OffloadMode::Staged,
+                    Mode::Auto => *mode == OffloadMode::Auto,
+                    Mode::All => true,
+                })
+        };
+        every.into_iter().filter(asked).collect()
+    }
+
+    fn cases(&self, bench: &bench::Options) -> Result<Vec<Case>, Failure> {
+        let most_pieces = self.most_pieces.get();
+        let mut cases = Vec::new();
+        let named = match &bench.shape {
+            Some(selection) => Some(selection.clone()),
+            None if self.cache.is_empty() && !self.sweep && !self.grid => {
+                Some(DEFAULT_SHAPES.parse()?)
+            }
+            None => None,
+        };
+        for shape in named.iter().flat_map(|selection| &selection.shapes) {
+            cases.push(Case::Shape { shape: (*shape).clone(), most_pieces });
+        }
+        cases.extend(self.cache.iter().copied().map(Case::Cache));
+        if self.sweep {
+            let count = SWEEP_PIECES.min(most_pieces);
+            cases.extend(cases::item_sizes().map(|bytes| Case::Item { bytes, count }));
+        }
+        if self.grid {
+            let points = cases::grid().filter(|&(count, _)| count <= most_pieces);
+            cases.extend(points.map(|(count, bytes)| Case::Point { count, bytes }));
+        }
+        match cases.is_empty() {
+            true => {
+                Err("--most-pieces leaves no point of the grid: it has 16 pieces or more".into())
+            }
+            false => Ok(cases),
+        }
+    }
+}
+
+const DEFAULT_SHAPES: &str = "R6,W09b,W13";
+/// Top-k of 2048 tokens in 78 layers, as W10 in the table.
+const SWEEP_PIECES: u64 = 2048 * 78;
+/// Transfers before the timed ones.
+const WARM_UP: usize = 3;
+/// Contiguous copies that make the ceiling.
+const CEILING_TIMES: usize = 8;
+/// Timings of what is measured beside the transfers: packing, and the kernel of staging.
+const BESIDE_TIMES: usize = 9;
+
+/// Directions that a line moves at once.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Ways(pub(crate) &'static [Direction]);
+
+impl Ways {
+    pub(crate) const H2D: Self = Self(&[Direction::Read]);
+    pub(crate) const D2H: Self = Self(&[Direction::Write]);
+    pub(crate) const BOTH: Self = Self(&[Direction::Read, Direction::Write]);
+
+    /// What `--op` asks for.
+    pub(crate) fn of(op: Option<Ops>) -> Result<Vec<Self>, Failure> {
+        Ok(match op {
+            None | Some(Ops::All) => vec![Self::H2D, Self::D2H, Self::BOTH],
+            Some(Ops::H2d) => vec![Self::H2D],
+            Some(Ops::D2h) => vec![Self::D2H],
+            Some(Ops::Both) => vec![Self::BOTH],
+            Some(Ops::Write | Ops::Read) => {
+                return Err("between a GPU and host memory --op is h2d, d2h, both or all".into());
+            }
+        })
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self.0 {
+            [one] => direction_name(*one),
+            _ => "both",
+        }
+    }
+}
+
+pub(crate) fn run(options: &bench::Options) -> Result<(), Failure> {
+    if options.interference.is_some() {
+        return Err("--transport offload is measured beside --interference decode alone".into());
+    }
+    if options.model.is_some() || options.model_config.is_some() {
+        return Err("--transport offload moves shapes and caches: use --cache for a model's".into());
+    }
+    if options.peer_device.is_some() || options.bare {
+        return Err("--transport offload has one device and host memory in one process: leave --peer-device and --bare out".into());
+    }
+    let config = Config::from_env()?;
+    let devices = Devices::open(options.device, &config)?;
+    run_on(options, devices, config)
+}
+
+fn run_on(options: &bench::Options, devices: Devices, config: Config) -> Result<(), Failure> {
+    let cases = options.offload.cases(options)?;
+    let ways = Ways::of(options.op)?;
+    let mut json = options.json.as_deref().map(JsonLines::create).transpose()?;
+    let bench = Bench::new(options, devices, config)?;
+    eprintln!("{}", bench.describe());
+
+    let progress = ProgressBar::new((cases.len() * ways.len()) as u64);
+    progress.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")?);
+    let mut rows = Vec::new();
+    let mut kept = Kept::default();
+    for case in &cases {
+        for &ways in &ways {
+            progress.set_message(format!("{} {}", case.label(), ways.name()));
+            let measured = bench.measure(case, ways, &mut kept)?;
+            for (row, raw) in measured {
+                if let Some(json) = &mut json {
+                    json.write(&row)?;
+                    raw.iter().try_for_each(|raw| json.write(raw))?;
+                }
+                rows.push(row);
+            }
+            progress.inc(1);
+        }
+    }
+    progress.finish_and_clear();
+    println!("{}\n{}", table(&rows), note(&rows, bench.clock));
+    for row in rows.iter().filter(|row| !row.of_a_sweep) {
+        if let Some(reason) = &row.reason {
+            println!("auto, {} {}: {reason}", row.shape, row.op);
+        }
+    }
+    if let Some(path) = &options.offload.plot {
+        plots::draw(path, &rows)?;
+        println!("drawn: {}", path.display());
+    }
+    Ok(())
+}
+
+/// Memory of the last case, one entry for each direction.
+#[derive(Default)]
+struct Kept([Option<Memory>; 2]);
+
+impl Kept {
+    fn of(&mut self, direction: Direction) -> &mut Option<Memory> {
+        &mut self.0[usize::from(direction == Direction::Write)]
+    }
+}
+
+struct Bench<'a> {
+    options: &'a bench::Options,
+    devices: Devices,
+    engine: Arc<Engine>,
+    iterations: usize,
+    /// Nanoseconds that reading the clock takes.
+    clock: f64,
+}
+
+impl<'a> Bench<'a> {
+    fn new(options: &'a bench::Options, devices: Devices, config: Config) -> Result<Self, Failure> {
+        let engine = devices.engine(config)?;
+        let iterations = options.offload.samples.unwrap_or(options.iterations).get() as usize;
+        Ok(Self { options, devices, engine, iterations, clock: clock_cost() })
+    }
+
+    fn describe(&self) -> String {
+        let info = self.devices.gpu.info();
+        format!("{info} ({}) and host memory; kernel: {}", info.name, info.kernel)
+    }
+
+    /// One row for each mode, and its samples if they are wanted.
+    fn measure(
+        &self,
+        case: &Case,
+        ways: Ways,
+        kept: &mut Kept,
+    ) -> Result<Vec<(Row, Vec<Raw>)>, Failure> {
+        let seed = self.options.seed;
+        let host_layout =
+            self.options.offload.host_layout.unwrap_or_else(|| case.usual_host_layout());
+        let layout = case.layout(host_layout, seed);
+        let label = case.label();
+        let form =
+            self.options.form.of(&layout).map_err(|why| {
+                format!("{label} has no {} form: {why}", self.options.form.name())
+            })?;
+        let mut lanes = Vec::new();
+        for &direction in ways.0 {
+            let kept = kept.of(direction).take();
+            let seed = seed.wrapping_add(1);
+            lanes.push(Lane::new(&self.engine, &self.devices, direction, &layout, kept, seed)?);
+        }
+        let pieces = layout.pieces.len() as u64 * lanes.len() as u64;
+        let bytes = layout.bytes() * lanes.len() as u64;
+
+        let fresh = lanes.iter().any(|lane| lane.fresh);
+        let contiguous: Vec<_> = lanes.iter().map(Lane::contiguous).collect();
+        let (first, _) = self.transfer(&lanes, &contiguous, OffloadMode::Direct)?;
+        let ceiling = self.transfers(&lanes, &contiguous, OffloadMode::Direct, CEILING_TIMES)?;
+        let ceiling_p50 = percentile(&wholes(&ceiling.samples), 50);
+        let pack_ns = if form == Form::Ranges { self.packing(&lanes)? } else { None };
+        let gather_ns = self.gather(&lanes)?;
+
+        let requests =
+            lanes.iter().map(|lane| lane.request(form)).collect::<Result<Vec<_>, _>>()?;
+        let mut guards = Guards { seed: seed.wrapping_add(100), lanes: &lanes, label: &label };
+        let mut rows = Vec::new();
+        for mode in self.options.offload.modes() {
+            guards.fill()?;
+            let (cold, _) = self.transfer(&lanes, &requests, mode)?;
+            if !case.is_of_a_sweep() {
+                guards.verify()?;
+                guards.fill()?;
+            }
+            self.transfers(&lanes, &requests, mode, WARM_UP)?;
+            let Timed { samples, path } =
+                self.transfers(&lanes, &requests, mode, self.iterations)?;
+            guards.verify()?;
+            let reason = match mode {
+                OffloadMode::Auto => self.reason(&lanes, &requests),
+                _ => None,
+            };
+            let mut row = Row {
+                shape: label.clone(),
+                device: self.options.device.to_string(),
+                op: ways.name(),
+                mode: mode.name(),
+                policy: policy_name(self.engine.config()),
+                path,
+                reason,
+                form: form.name(),
+                host_layout: host_layout.name(),
+                pieces,
+                bytes,
+                iterations: samples.len(),
+                of_a_sweep: case.is_of_a_sweep(),
+                piece_bytes: layout.pieces.first().map_or(0, |piece| piece.len),
+                page_lock_us: fresh
+                    .then_some(first.whole_ns.saturating_sub(ceiling_p50) as f64 / 1e3),
+                cold_us: cold.whole_ns as f64 / 1e3,
+                cold_submit_us: cold.submit_ns as f64 / 1e3,
+                pack_us: pack_ns.map(|pack| pack as f64 / 1e3),
+                clock_cost_ns: self.clock * f64::from(CLOCK_READINGS),
+                verified: true,
+                ..Row::default()
+            };
+            row.set_times(&samples, ceiling_p50);
+            if row.path.contains("staged") {
+                row.sm_us_per_64_mib = gather_ns
+                    .map(|gather| gather / 1e3 * f64::from(64 << 20) / bytes.max(1) as f64);
+            }
+            let raw = match self.options.offload.samples {
+                None => Vec::new(),
+                Some(_) => Raw::of(&row, cold, &samples),
+            };
+            rows.push((row, raw));
+        }
+        drop(requests);
+        for lane in lanes {
+            let direction = lane.direction;
+            *kept.of(direction) = Some(lane.into_memory());
+        }
+        Ok(rows)
+    }
+
+    fn transfer(
+        &self,
+        lanes: &[Lane],
+        requests: &[Request<'_>],
+        mode: OffloadMode,
+    ) -> Result<(Sample, String), Failure> {
+        let parts: Vec<_> = lanes.iter().zip(requests).map(|(lane, it)| lane.part(it)).collect();
+        transfer(&self.engine, &parts, mode)
+    }
+
+    fn transfers(
+        &self,
+        lanes: &[Lane],
+        requests: &[Request<'_>],
+        mode: OffloadMode,
+        times: usize,
+    ) -> Result<Timed, Failure> {
+        let parts: Vec<_> = lanes.iter().zip(requests).map(|(lane, it)| lane.part(it)).collect();
+        let mut timed = Timed { samples: Vec::with_capacity(times), path: String::new() };
+        for _ in 0..times {
+            let (sample, path) = transfer(&self.engine, &parts, mode)?;
+            timed.samples.push(sample);
+            timed.path = path;
+        }
+        Ok(timed)
+    }
+
+    /// Nanoseconds of checking and packing the lists without submitting them.
+    fn packing(&self, lanes: &[Lane]) -> Result<Option<u64>, Failure> {
+        let mut total = 0;
+        for lane in lanes {
+            let request = lane.request(Form::Ranges)?;
+            let Request::Ranges(ranges) = &request else { return Ok(None) };
+            let took =
+                measure::packing(&self.engine, lane.target(), lane.op(), ranges, BESIDE_TIMES)?;
+            total += median(&took);
+        }
+        Ok(Some(total))
+    }
+
+    /// Nanoseconds of the kernels that staging launches, by themselves; none without a kernel.
+    fn gather(&self, lanes: &[Lane]) -> Result<Option<f64>, Failure> {
+        let staged = [OffloadMode::Staged, OffloadMode::Auto];
+        let wanted = self.options.offload.modes().iter().any(|mode| staged.contains(mode));
+        if !wanted || self.devices.gpu.info().vendor == Vendor::Host {
+            return Ok(None);
+        }
+        let mut total = 0.0;
+        for lane in lanes {
+            let request = lane.request(Form::Ranges)?;
+            let bounce = self.engine.allocate(&self.devices.gpu, lane.layout.bytes().max(1))?;
+            let mut end = bounce.addr();
+            let mut packed = |range: &Range| {
+                let remote = end;
+                end += range.len;
+                Range { remote, ..*range }
+            };
+            let Request::Ranges(ranges) = &request else { return Ok(None) };
+            let ranges: Vec<_> = ranges.iter().map(&mut packed).collect();
+            let took = measure::bare_kernel(
+                &self.engine,
+                lane.target(),
+                lane.op(),
+                &ranges,
+                BESIDE_TIMES,
+            )?;
+            match took {
+                Some(took) => total += median(&took) as f64,
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(total))
+    }
+
+    /// Why the engine takes the way that it takes.
+    fn reason(&self, _lanes: &[Lane], _requests: &[Request<'_>]) -> Option<String> {
+        None
+    }
+}
+
+struct Timed {
+    samples: Vec<Sample>,
+    path: String,
+}
+
+/// Guard bytes of all destinations; every check has its own, so that none can pass on the bytes of
+/// another.
+struct Guards<'a> {
+    seed: u64,
+    lanes: &'a [Lane],
+    label: &'a str,
+}
+
+impl Guards<'_> {
+    fn fill(&mut self) -> Result<(), Failure> {
+        self.seed = self.seed.wrapping_add(1);
+        self.lanes.iter().try_for_each(|lane| lane.guard(self.seed))
+    }
+
+    fn verify(&self) -> Result<(), Failure> {
+        self.lanes.iter().try_for_each(|lane| lane.verify(self.label, self.seed))
+    }
+}
+
+fn wholes(samples: &[Sample]) -> Vec<u64> {
+    samples.iter().map(|sample| sample.whole_ns).collect()
+}
+
+fn median(times: &[Duration]) -> u64 {
+    percentile(&times.iter().map(crate::transfer::nanoseconds).collect::<Vec<_>>(), 50)
+}
+
+/// Nanoseconds of one reading of the clock.
+fn clock_cost() -> f64 {
+    const READINGS: u32 = 10_000;
+    let start = Instant::now();
+    for _ in 0..READINGS {
+        std::hint::black_box(Instant::now());
+    }
+    start.elapsed().as_nanos() as f64 / f64::from(READINGS)
+}
+
+pub(crate) fn policy_name(config: &Config) -> String {
+    format!("{:?}", config.policy).to_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::Parser;
+    use kvferry_engine::DeviceName;
+    use kvferry_engine::device::sim::{SimOptions, sim};
+    use serde_json::Value;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: bench::Options,
+    }
+
+    /// A command line with `--json` and `--plot`, measured on a simulated GPU; its rows and chart.
+    fn rows(arguments: &str) -> (Vec<Value>, String) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [json, plot] = ["out.jsonl", "out.svg"].map(|name| folder.path().join(name));
+        let files =
+            ["--json", json.to_str().expect("text"), "--plot", plot.to_str().expect("text")];
+        let words = arguments.split(' ').chain(files);
+        let line = Line::try_parse_from(std::iter::once("bench").chain(words));
+        let options = line.unwrap_or_else(|error| panic!("{error}")).options;
+        let config = Config::from_lookup(|_| None).expect("defaults");
+        let (gpu, _) = sim(&SimOptions::default()).expect("always there");
+        let host = kvferry_engine::open_device(DeviceName::Host, &config).expect("always there");
+        run_on(&options, Devices { gpu, host }, config).expect("it measures");
+        let text = std::fs::read_to_string(&json).expect("written");
+        let rows = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        (rows, std::fs::read_to_string(&plot).expect("drawn"))
+    }
+
+    fn words(rows: &[Value], field: &str) -> BTreeSet<String> {
+        rows.iter().filter_map(|row| row[field].as_str()).map(String::from).collect()
+    }
+
+    #[test]
+    fn every_mode_moves_verified_bytes_between_a_gpu_and_host_memory_in_every_direction() {
+        let arguments = "--transport offload --shape R6,W12b,W13 --cache 9x4x4096:2 --most-pieces 300 --iterations 2";
+        let (rows, chart) = rows(arguments);
+        assert_eq!(rows.len(), 4 * 3 * 4, "shapes, directions, modes");
+        assert_eq!(words(&rows, "op"), ["both", "d2h", "h2d"].map(String::from).into());
+        let modes = ["auto", "direct", "kernel", "staged"].map(String::from);
+        assert_eq!(words(&rows, "mode"), modes.clone().into());
+        for row in &rows {
+            assert_eq!(row["verified"], true, "{row}");
+            for number in
+                ["p50_us", "p99_us", "gbps", "ratio", "submit_us", "wait_us", "cold_us", "pack_us"]
+            {
+                assert!(
+                    row[number].as_f64().is_some_and(|number| number >= 0.0),
+                    "{number}: {row}"
+                );
+            }
+            if row["path"] == "staged" {
+                assert!(row["sm_us_per_64_mib"].as_f64().is_some_and(|time| time > 0.0), "{row}");
+            }
+        }
+        let paths = |mode: &str| {
+            let of_mode = rows.iter().filter(|row| row["mode"] == mode && row["shape"] == "R6");
+            words(&of_mode.cloned().collect::<Vec<_>>(), "path")
+        };
+        assert_eq!(paths("direct"), ["dma".to_owned()].into());
+        assert_eq!(paths("kernel"), ["kernel".to_owned()].into());
+        assert_eq!(paths("staged"), ["staged".to_owned()].into());
+        for word in modes.iter().map(String::as_str).chain(["kv 9x4x4096:2", "W13"]) {
+            assert!(chart.contains(word), "{word} is not in the chart");
+        }
+    }
+
+    #[test]
+    fn samples_are_written_one_a_line_with_the_cold_one_apart() {
+        let arguments =
+            "--transport offload --cache 4x4x4096 --op d2h --mode direct,staged --samples 3";
+        let (lines, _) = rows(arguments);
+        assert_eq!(lines.len(), 2 * (1 + 4));
+        for (index, line) in lines.iter().enumerate() {
+            match index % 5 {
+                0 => assert_eq!(line["iterations"], 3, "{line}"),
+                sample => {
+                    assert_eq!(line["sample"], sample - 1, "{line}");
+                    assert_eq!(line["cold"], sample == 1, "{line}");
+                    let times = ["submit_ns", "wait_ns", "whole_ns"]
+                        .map(|field| line[field].as_u64().expect("a time"));
+                    assert!(times[0] + times[1] == times[2], "{line}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sweeps_and_grids_are_drawn_against_their_sizes() {
+        let arguments = "--transport offload --sweep --grid --op h2d --mode direct,kernel --most-pieces 32 --iterations 1";
+        let (rows, chart) = rows(arguments);
+        assert_eq!(rows.len(), 2 * (69 + 18), "counts of 16 and 32");
+        for word in ["W10", "bytes of an item", "direct: W11", "32 KiB", ">16<"] {
+            assert!(chart.contains(word), "{word} is not in the chart");
+        }
+    }
+}
