@@ -23,11 +23,11 @@ use self::report::{Measured, Row, draw, table};
 use self::steps::Decoder;
 use crate::Failure;
 use crate::bench::{self, Transport};
-use crate::forms::Form;
+use crate::forms::{Form, Request};
 use crate::interference::{BURST_PERIOD, Pace, window};
 use crate::layout::Layout;
 use crate::offload::{
-    Cache, Case, Devices, HostLayout, Lane, Ways, config_with, direction_name, transfer,
+    Cache, Case, Devices, HostLayout, Lane, Ways, config_with, distinct, transfer,
 };
 use crate::report::JsonLines;
 
@@ -133,7 +133,7 @@ fn run_on(options: &bench::Options, devices: Devices) -> Result<(), Failure> {
     let info = bench.devices.gpu.info();
     eprintln!("{info} ({}) and host memory; kernel: {}", info.name, info.kernel);
 
-    let processes = distinct(&options.decode.process);
+    let processes = distinct(options.decode.process.iter().copied());
     let runs = options.decode.runs as usize;
     let progress = ProgressBar::new((processes.len() * runs * bench.windows.len()) as u64);
     progress.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")?);
@@ -150,21 +150,16 @@ fn run_on(options: &bench::Options, devices: Devices) -> Result<(), Failure> {
     }
     progress.finish_and_clear();
     println!("{}", table(&rows));
+    for row in &rows {
+        if let Some(reason) = &row.reason {
+            println!("auto, {} process, {} {}: {reason}", row.process, row.layout, row.op);
+        }
+    }
     if let Some(path) = &options.offload.plot {
         draw(path, &rows)?;
         println!("drawn: {}", path.display());
     }
     Ok(())
-}
-
-fn distinct<T: Copy + PartialEq>(all: &[T]) -> Vec<T> {
-    let mut list = Vec::new();
-    for one in all {
-        if !list.contains(one) {
-            list.push(*one);
-        }
-    }
-    list
 }
 
 struct Bench<'a> {
@@ -201,7 +196,7 @@ impl<'a> Bench<'a> {
         cache: Cache,
         ways: &[Ways],
     ) -> Result<Self, Failure> {
-        let arrangements = distinct(&options.decode.layout);
+        let arrangements = distinct(options.decode.layout.iter().copied());
         let seed = options.seed;
         let layouts: Vec<_> = arrangements.iter().map(|how| how.layout(cache, seed)).collect();
         let mut movers = Vec::new();
@@ -245,8 +240,9 @@ impl<'a> Bench<'a> {
     ) -> Result<Vec<Row>, Failure> {
         // Page locks, first launches and pools; and the decoder's clock comes up.
         for window in &self.windows {
-            if window.mover.is_some() {
-                self.burst(window, 1)?;
+            if let Some(mover) = window.mover {
+                let requests = self.movers[mover].requests(window)?;
+                self.movers[mover].burst(&requests, 1)?;
             }
         }
         let mut measured: Vec<Vec<Measured>> = vec![Vec::new(); self.windows.len()];
@@ -302,20 +298,6 @@ impl<'a> Bench<'a> {
         (allowed.round() as usize).max(1)
     }
 
-    /// Moves so many transfers of a window at once; returns nanoseconds and the path.
-    fn burst(&self, window: &Window, transfers: usize) -> Result<(u64, String), Failure> {
-        let Some(mover) = window.mover.map(|mover| &self.movers[mover]) else {
-            return Ok((0, String::new()));
-        };
-        let lanes = mover.lanes_of(window);
-        let requests = lanes.iter().map(|lane| lane.request(Form::Ranges));
-        let requests = requests.collect::<Result<Vec<_>, _>>()?;
-        let parts: Vec<_> = lanes.iter().zip(&requests).map(|(lane, it)| lane.part(it)).collect();
-        let (sample, path) =
-            transfer(&mover.engine, &parts.repeat(transfers), mover.contender.mode)?;
-        Ok((sample.whole_ns, path))
-    }
-
     /// Measures one window and verifies what it moved.
     fn window(
         &self,
@@ -334,11 +316,8 @@ impl<'a> Bench<'a> {
         for lane in &lanes {
             lane.guard(guard_seed)?;
         }
-        let requests = lanes.iter().map(|lane| lane.request(Form::Ranges));
-        let requests = requests.collect::<Result<Vec<_>, _>>()?;
-        let parts: Vec<_> = lanes.iter().zip(&requests).map(|(lane, it)| lane.part(it)).collect();
+        let requests = mover.requests(measured)?;
         let transfers = self.transfers(measured.ways);
-        let parts = parts.repeat(transfers);
         let bytes = self.bytes(measured.ways) * transfers as u64;
         let pace = Pace::Bursts { bytes_per_second: self.rate };
         let mut found = Measured::default();
@@ -348,14 +327,15 @@ impl<'a> Bench<'a> {
         decoder.feed(feeds.then(|| Arc::clone(&mover.engine)));
         decoder.restart()?;
         let took = window(pace, length, bytes, || {
-            let (sample, path) = transfer(&mover.engine, &parts, mover.contender.mode)?;
-            found.bursts.push(sample.whole_ns);
-            if !found.paths.contains(&path) {
-                found.paths.push(path);
-            }
+            let burst = mover.burst(&requests, transfers)?;
+            found.bursts.push(burst.nanoseconds);
+            found.paths.extend(burst.paths);
+            found.choices.extend(burst.choices);
             Ok(())
         });
         decoder.feed(None);
+        found.paths = distinct(found.paths);
+        found.choices = distinct(found.choices);
         found.seconds = took?.as_secs_f64();
         found.steps = decoder.steps()?;
         found.bytes = bytes * found.bursts.len() as u64;
@@ -398,11 +378,51 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// The requests of a burst: steps that follow each other, each a request for each lane.
+type Steps<'a> = Vec<Vec<(&'a Lane, Request<'a>)>>;
+
+/// What a burst did.
+#[derive(Default)]
+struct Burst {
+    nanoseconds: u64,
+    paths: Vec<String>,
+    choices: Vec<String>,
+}
+
 impl Mover {
     fn lanes_of(&self, window: &Window) -> Vec<&Lane> {
         let lanes = self.lanes[window.arrangement].iter();
-        let names: Vec<_> = window.ways.0.iter().map(|way| direction_name(*way)).collect();
-        lanes.filter(|lane| names.contains(&direction_name(lane.direction))).collect()
+        lanes.filter(|lane| window.ways.0.contains(&lane.direction)).collect()
+    }
+
+    /// One step, or as many as the contender's chunks make.
+    fn requests(&self, window: &Window) -> Result<Steps<'_>, Failure> {
+        let lanes = self.lanes_of(window);
+        let pieces = lanes.iter().map(|lane| lane.layout.pieces.len()).max().unwrap_or(0);
+        let steps = self.contender.chunk_pieces.map_or(1, |chunk| pieces.div_ceil(chunk));
+        let mut requests: Steps<'_> = Vec::new();
+        requests.resize_with(steps, Vec::new);
+        for lane in lanes {
+            let shares = lane.request(Form::Ranges)?.split(steps);
+            for (step, share) in requests.iter_mut().zip(shares) {
+                step.push((lane, share));
+            }
+        }
+        Ok(requests)
+    }
+
+    /// Moves so many transfers at once, step by step: a step begins when the one before has landed.
+    fn burst(&self, steps: &Steps<'_>, transfers: usize) -> Result<Burst, Failure> {
+        let mut burst = Burst::default();
+        for step in steps {
+            let parts: Vec<_> = step.iter().map(|(lane, request)| lane.part(request)).collect();
+            let parts = parts.repeat(transfers);
+            let outcome = transfer(&self.engine, &parts, self.contender.mode)?;
+            burst.nanoseconds += outcome.sample.whole_ns;
+            burst.paths.push(outcome.path);
+            burst.choices.extend(outcome.choices);
+        }
+        Ok(burst)
     }
 }
 
@@ -452,9 +472,8 @@ mod tests {
         };
         assert_eq!(find("strided", "h2d", "direct")["path"], "dma");
         assert_eq!(find("shuffled", "both", "kernel bounded")["path"], "kernel");
-        assert_eq!(find("shuffled", "d2h", "staged")["path"], "staged");
-        let knobs = find("shuffled", "d2h", "kernel bounded")["knobs"].clone();
-        assert_eq!(knobs, "MC_KVFERRY_MAX_GRID_BLOCKS=64 MC_KVFERRY_POLICY=throughput");
+        let knobs = find("shuffled", "d2h", "chunked")["knobs"].clone();
+        assert_eq!(knobs, "MC_KVFERRY_MAX_GRID_BLOCKS=64 2048 pieces at a time");
         let steps: u64 = rows.iter().filter_map(|row| row["steps"].as_u64()).sum();
         assert!(steps > 0, "the decoder did nothing");
         let chart = std::fs::read_to_string(&plot).expect("drawn");

@@ -27,7 +27,9 @@ use kvferry_engine::{Config, Engine, OffloadMode, Range, measure};
 
 pub(crate) use self::cases::{Cache, Case, HostLayout};
 use self::lane::{CLOCK_READINGS, Memory, Sample};
-pub(crate) use self::lane::{Devices, Lane, config_with, direction_name, run as transfer};
+pub(crate) use self::lane::{
+    Devices, Lane, Outcome, config_with, direction_name, distinct, run as transfer,
+};
 use self::report::{Raw, Row, note, table};
 use crate::Failure;
 use crate::bench::{self, Ops, percentile};
@@ -235,7 +237,10 @@ fn run_on(options: &bench::Options, devices: Devices, config: Config) -> Result<
         }
     }
     progress.finish_and_clear();
-    println!("{}\n{}", table(&rows), note(&rows, bench.clock));
+    // Hundreds of points are for a file.
+    let for_a_file = json.is_some() || options.offload.plot.is_some();
+    let shown: Vec<_> = rows.iter().filter(|row| !(for_a_file && row.of_a_sweep)).collect();
+    println!("{}\n{}", table(&shown), note(&rows, bench.clock));
     for row in rows.iter().filter(|row| !row.of_a_sweep) {
         if let Some(reason) = &row.reason {
             println!("auto, {} {}: {reason}", row.shape, row.op);
@@ -306,7 +311,7 @@ impl<'a> Bench<'a> {
 
         let fresh = lanes.iter().any(|lane| lane.fresh);
         let contiguous: Vec<_> = lanes.iter().map(Lane::contiguous).collect();
-        let (first, _) = self.transfer(&lanes, &contiguous, OffloadMode::Direct)?;
+        let first = self.transfer(&lanes, &contiguous, OffloadMode::Direct)?.sample;
         let ceiling = self.transfers(&lanes, &contiguous, OffloadMode::Direct, CEILING_TIMES)?;
         let ceiling_p50 = percentile(&wholes(&ceiling.samples), 50);
         let pack_ns = if form == Form::Ranges { self.packing(&lanes)? } else { None };
@@ -318,27 +323,24 @@ impl<'a> Bench<'a> {
         let mut rows = Vec::new();
         for mode in self.options.offload.modes() {
             guards.fill()?;
-            let (cold, _) = self.transfer(&lanes, &requests, mode)?;
+            let cold = self.transfer(&lanes, &requests, mode)?.sample;
             if !case.is_of_a_sweep() {
                 guards.verify()?;
                 guards.fill()?;
             }
             self.transfers(&lanes, &requests, mode, WARM_UP)?;
-            let Timed { samples, path } =
+            let Timed { samples, last } =
                 self.transfers(&lanes, &requests, mode, self.iterations)?;
             guards.verify()?;
-            let reason = match mode {
-                OffloadMode::Auto => self.reason(&lanes, &requests),
-                _ => None,
-            };
+            let chosen = mode == OffloadMode::Auto && !last.choices.is_empty();
             let mut row = Row {
                 shape: label.clone(),
                 device: self.options.device.to_string(),
                 op: ways.name(),
                 mode: mode.name(),
                 policy: policy_name(self.engine.config()),
-                path,
-                reason,
+                path: last.path,
+                reason: chosen.then(|| last.choices.join("; ")),
                 form: form.name(),
                 host_layout: host_layout.name(),
                 pieces,
@@ -379,7 +381,7 @@ impl<'a> Bench<'a> {
         lanes: &[Lane],
         requests: &[Request<'_>],
         mode: OffloadMode,
-    ) -> Result<(Sample, String), Failure> {
+    ) -> Result<Outcome, Failure> {
         let parts: Vec<_> = lanes.iter().zip(requests).map(|(lane, it)| lane.part(it)).collect();
         transfer(&self.engine, &parts, mode)
     }
@@ -392,11 +394,10 @@ impl<'a> Bench<'a> {
         times: usize,
     ) -> Result<Timed, Failure> {
         let parts: Vec<_> = lanes.iter().zip(requests).map(|(lane, it)| lane.part(it)).collect();
-        let mut timed = Timed { samples: Vec::with_capacity(times), path: String::new() };
+        let mut timed = Timed { samples: Vec::with_capacity(times), last: Outcome::default() };
         for _ in 0..times {
-            let (sample, path) = transfer(&self.engine, &parts, mode)?;
-            timed.samples.push(sample);
-            timed.path = path;
+            timed.last = transfer(&self.engine, &parts, mode)?;
+            timed.samples.push(timed.last.sample);
         }
         Ok(timed)
     }
@@ -447,16 +448,11 @@ impl<'a> Bench<'a> {
         }
         Ok(Some(total))
     }
-
-    /// Why the engine takes the way that it takes.
-    fn reason(&self, _lanes: &[Lane], _requests: &[Request<'_>]) -> Option<String> {
-        None
-    }
 }
 
 struct Timed {
     samples: Vec<Sample>,
-    path: String,
+    last: Outcome,
 }
 
 /// Guard bytes of all destinations; every check has its own, so that none can pass on the bytes of
@@ -567,7 +563,6 @@ mod tests {
         };
         assert_eq!(paths("direct"), ["dma".to_owned()].into());
         assert_eq!(paths("kernel"), ["kernel".to_owned()].into());
-        assert_eq!(paths("staged"), ["staged".to_owned()].into());
         for word in modes.iter().map(String::as_str).chain(["kv 9x4x4096:2", "W13"]) {
             assert!(chart.contains(word), "{word} is not in the chart");
         }
@@ -598,7 +593,7 @@ mod tests {
         let arguments = "--transport offload --sweep --grid --op h2d --mode direct,kernel --most-pieces 32 --iterations 1";
         let (rows, chart) = rows(arguments);
         assert_eq!(rows.len(), 2 * (69 + 18), "counts of 16 and 32");
-        for word in ["W10", "bytes of an item", "direct: W11", "32 KiB", ">16<"] {
+        for word in ["W10", "bytes of an item", "direct: W11", "32 KiB", "\n16\n"] {
             assert!(chart.contains(word), "{word} is not in the chart");
         }
     }

@@ -9,35 +9,34 @@ pub(super) struct Contender {
     pub(super) name: &'static str,
     pub(super) mode: OffloadMode,
     knobs: &'static [(&'static str, &'static str)],
+    /// Only so many pieces at a time, the next when they have landed.
+    pub(super) chunk_pieces: Option<usize>,
 }
 
 const GRID: &str = "MC_KVFERRY_MAX_GRID_BLOCKS";
-const CHUNK: &str = "MC_KVFERRY_OFFLOAD_CHUNK_BYTES";
 const POLICY: &str = "MC_KVFERRY_POLICY";
 
 /// All of them, in the order of the table.
 const CONTENDERS: [Contender; 6] = [
-    Contender { name: "direct", mode: OffloadMode::Direct, knobs: &[] },
+    contender("direct", OffloadMode::Direct, &[]),
     // More blocks than are resident at once: nothing bounds the kernel.
+    contender("kernel full", OffloadMode::Kernel, &[(GRID, "65535")]),
+    contender("kernel bounded", OffloadMode::Kernel, &[(GRID, "64")]),
     Contender {
-        name: "kernel full",
-        mode: OffloadMode::Kernel,
-        knobs: &[(GRID, "65535"), (POLICY, "throughput")],
+        chunk_pieces: Some(2048),
+        ..contender("chunked", OffloadMode::Kernel, &[(GRID, "64")])
     },
-    Contender {
-        name: "kernel bounded",
-        mode: OffloadMode::Kernel,
-        knobs: &[(GRID, "64"), (POLICY, "throughput")],
-    },
-    // 2048 pieces of 4 KiB, and the next when they have landed (LAB.md).
-    Contender {
-        name: "chunked",
-        mode: OffloadMode::Kernel,
-        knobs: &[(GRID, "64"), (CHUNK, "8M"), (POLICY, "tail")],
-    },
-    Contender { name: "staged", mode: OffloadMode::Staged, knobs: &[] },
-    Contender { name: "auto", mode: OffloadMode::Auto, knobs: &[(POLICY, "tail")] },
+    contender("staged", OffloadMode::Staged, &[]),
+    contender("auto", OffloadMode::Auto, &[(POLICY, "tail")]),
 ];
+
+const fn contender(
+    name: &'static str,
+    mode: OffloadMode,
+    knobs: &'static [(&'static str, &'static str)],
+) -> Contender {
+    Contender { name, mode, knobs, chunk_pieces: None }
+}
 
 /// Those of the modes asked for.
 pub(super) fn of_modes(modes: &[OffloadMode]) -> Vec<Contender> {
@@ -54,9 +53,11 @@ impl Contender {
         self.knobs.iter().filter(own).copied().collect()
     }
 
-    /// The same, to read.
+    /// The same and the chunks, to read.
     pub(super) fn knobs_text(&self) -> String {
-        let knobs = self.knobs();
-        knobs.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+        let mut words: Vec<_> =
+            self.knobs().iter().map(|(name, value)| format!("{name}={value}")).collect();
+        words.extend(self.chunk_pieces.map(|pieces| format!("{pieces} pieces at a time")));
+        words.join(" ")
     }
 }

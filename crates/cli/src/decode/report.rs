@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::Failure;
 use crate::bench::percentile;
+use crate::offload::distinct;
 use crate::plot::{self, Bars, Panel};
 
 /// What a window saw.
@@ -19,6 +20,8 @@ pub(super) struct Measured {
     /// Nanoseconds of each step.
     pub(super) steps: Vec<u64>,
     pub(super) paths: Vec<String>,
+    /// What the engine chose, and why.
+    pub(super) choices: Vec<String>,
 }
 
 /// One line: the decoder beside one way to move bytes, or alone. Times are microseconds, over the
@@ -40,6 +43,9 @@ pub(crate) struct Row {
     pub(super) layout: &'static str,
     pub(super) op: &'static str,
     pub(super) path: String,
+    /// Of `auto`: what it chose, in each direction and as the steps went, and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reason: Option<String>,
     pub(super) target_gib_per_s: f64,
     pub(super) gib_per_s: f64,
     pub(super) burst_bytes: u64,
@@ -110,13 +116,10 @@ impl Row {
         let seconds: f64 = measured.iter().map(|run| run.seconds).sum();
         self.gib_per_s =
             if seconds > 0.0 { bytes as f64 / f64::from(1 << 30) / seconds } else { 0.0 };
-        let mut paths: Vec<&str> = Vec::new();
-        for path in measured.iter().flat_map(|run| &run.paths) {
-            if !paths.contains(&path.as_str()) {
-                paths.push(path);
-            }
-        }
+        let paths = distinct(measured.iter().flat_map(|run| &run.paths).cloned());
         self.path = paths.join(", ");
+        let choices = distinct(measured.iter().flat_map(|run| &run.choices).cloned());
+        self.reason = (self.mode == "auto" && !choices.is_empty()).then(|| choices.join("; "));
     }
 }
 
@@ -183,24 +186,11 @@ pub(super) fn table(rows: &[Row]) -> String {
 pub(super) fn draw(path: &Path, rows: &[Row]) -> Result<(), Failure> {
     let moving: Vec<_> = rows.iter().filter(|row| row.bursts > 0).collect();
     let mut panels = Vec::new();
-    let mut places: Vec<(&str, &str)> = Vec::new();
-    for row in &moving {
-        if !places.contains(&(row.process, row.layout)) {
-            places.push((row.process, row.layout));
-        }
-    }
-    for (process, layout) in places {
+    for (process, layout) in distinct(moving.iter().map(|row| (row.process, row.layout))) {
         let of_place =
             || moving.iter().filter(|row| (row.process, row.layout) == (process, layout));
-        let (mut modes, mut ops): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());
-        for row in of_place() {
-            if !modes.contains(&row.mode) {
-                modes.push(row.mode);
-            }
-            if !ops.contains(&row.op) {
-                ops.push(row.op);
-            }
-        }
+        let modes = distinct(of_place().map(|row| row.mode));
+        let ops = distinct(of_place().map(|row| row.op));
         let value = |op: &str, mode: &str| {
             of_place().find(|row| (row.op, row.mode) == (op, mode)).and_then(|row| row.p99_percent)
         };
@@ -231,6 +221,7 @@ mod tests {
             bursts: bursts.to_vec(),
             steps: steps.to_vec(),
             paths: vec!["dma".to_owned(), "staged".to_owned()],
+            choices: Vec::new(),
         };
         let alone = [run(&[100_000; 50], &[]), run(&[100_000; 50], &[])];
         let mut slow = vec![100_000; 49];

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use kvferry_engine::device::{Device, Vendor};
 use kvferry_engine::{
-    Buffer, Config, DeviceName, Engine, OffloadMode, Op, Part, Range, State, SubmitOptions, Target,
-    open_device,
+    BatchId, Buffer, Config, DeviceName, Engine, OffloadMode, Op, Part, Range, State,
+    SubmitOptions, Target, open_device,
 };
 use serde::Serialize;
 
@@ -198,13 +198,22 @@ pub(crate) struct Sample {
 /// Readings of the clock that a sample takes.
 pub(crate) const CLOCK_READINGS: u32 = 3;
 
+/// How a transfer went.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) sample: Sample,
+    /// What moved the bytes; where parts differ, all of it, joined by `+`.
+    pub(crate) path: String,
+    /// What the engine chose for each direction, and why; the same only once.
+    pub(crate) choices: Vec<String>,
+}
+
 /// Submits each part as a batch of its own, all before any is waited for, and waits for all.
-/// Returns the paths that moved their bytes, too.
 pub(crate) fn run(
     engine: &Engine,
     parts: &[Part<'_>],
     mode: OffloadMode,
-) -> Result<(Sample, String), Failure> {
+) -> Result<Outcome, Failure> {
     let options = SubmitOptions { offload: mode, ..SubmitOptions::default() };
     let yields = engine.devices().iter().all(|device| device.info().vendor == Vendor::Host);
     let mut batches = Vec::with_capacity(parts.len());
@@ -230,21 +239,35 @@ pub(crate) fn run(
         });
     }
     let end = Instant::now();
-    let mut paths: Vec<String> = Vec::new();
-    for (&batch, status) in batches.iter().zip(statuses) {
-        engine.release(batch)?;
-        if let State::Failed(error) = status.state {
-            return Err(error.into());
-        }
-        let path = status.path.to_string();
-        if !paths.contains(&path) {
-            paths.push(path);
-        }
-    }
     let sample = Sample {
         submit_ns: nanoseconds(&(submitted - start)),
         wait_ns: nanoseconds(&(end - submitted)),
         whole_ns: nanoseconds(&(end - start)),
     };
-    Ok((sample, paths.join("+")))
+    let (mut paths, mut choices) = (Vec::new(), Vec::new());
+    for (&batch, status) in batches.iter().zip(statuses) {
+        choices.extend(choice(engine, batch));
+        engine.release(batch)?;
+        if let State::Failed(error) = status.state {
+            return Err(error.into());
+        }
+        paths.push(status.path.to_string());
+    }
+    Ok(Outcome { sample, path: distinct(paths).join("+"), choices: distinct(choices) })
+}
+
+/// Why a batch went the way it did, if the engine had a choice.
+fn choice(_engine: &Engine, _batch: BatchId) -> Option<String> {
+    None
+}
+
+/// Each once, in the order of the first.
+pub(crate) fn distinct<T: PartialEq>(all: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut list = Vec::new();
+    for one in all {
+        if !list.contains(&one) {
+            list.push(one);
+        }
+    }
+    list
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::lane::distinct;
 use super::report::Row;
 use crate::Failure;
 use crate::plot::{self, Bars, Lines, Map, Panel};
@@ -22,16 +23,6 @@ pub(super) fn draw(path: &Path, rows: &[Row]) -> Result<(), Failure> {
         panels.extend(modes.iter().filter_map(|mode| map(op, mode, &grid)));
     }
     plot::draw(path, &panels)
-}
-
-fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
-    let mut list = Vec::new();
-    for one in all {
-        if !list.contains(&one) {
-            list.push(one);
-        }
-    }
-    list
 }
 
 fn bars(op: &str, modes: &[String], rows: &[&Row]) -> Option<Panel> {

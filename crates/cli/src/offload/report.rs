@@ -108,7 +108,7 @@ impl Raw {
 }
 
 /// The table at the end of a run.
-pub(crate) fn table(rows: &[Row]) -> String {
+pub(crate) fn table(rows: &[&Row]) -> String {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
     table.set_header([
