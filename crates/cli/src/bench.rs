@@ -61,7 +61,7 @@ pub(crate) struct Options {
     /// Where the decode process keeps its own [default: the same]
     #[arg(long)]
     pub(crate) peer_device: Option<DeviceName>,
-    /// Timed transfers of each case
+    /// Timed transfers of each case; of offload fewer, but at least 3, where they take 2 s together
     #[arg(long, default_value = "20")]
     pub(crate) iterations: NonZeroU64,
     /// How bytes move

@@ -48,6 +48,8 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 const WIDTH: u32 = 1000;
 const PANEL_HEIGHT: u32 = 400;
+/// The width of a chart with the room for its legend, against that without.
+const BESIDE: f64 = 1.15;
 /// Told apart by people who see few colours, too.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
@@ -105,7 +107,7 @@ impl Bars {
             .margin(12)
             .x_label_area_size(30)
             .y_label_area_size(60)
-            .build_cartesian_2d(0.0..groups.max(1.0), bottom..top(all()))?;
+            .build_cartesian_2d(0.0..groups.max(1.0) * BESIDE, bottom..top(all()))?;
         chart.configure_mesh().disable_x_mesh().disable_x_axis().y_desc(self.unit).draw()?;
         let width = 0.8 / self.series.len().max(1) as f64;
         for (index, (name, values)) in self.series.iter().enumerate() {
@@ -177,18 +179,18 @@ impl Map {
             .margin(12)
             .x_label_area_size(40)
             .y_label_area_size(60)
-            .build_cartesian_2d(0.0..columns.max(1) as f64, 0.0..rows.max(1) as f64)?;
-        // A label stands at the left, or the lower, edge of its fields.
+            .build_cartesian_2d(-0.5..columns.max(1) as f64 - 0.5, -0.5..rows.max(1) as f64 - 0.5)?;
+        // A label stands in the middle of its fields.
         let name = |labels: &[String], at: f64| {
             let index = at.round();
-            let near = (at - index).abs() < 1e-6 && index >= 0.0;
+            let near = (at - index).abs() < 1e-6 && index >= -0.1;
             labels.get(index as usize).filter(|_| near).cloned().unwrap_or_default()
         };
         chart
             .configure_mesh()
             .disable_mesh()
-            .x_labels(columns + 1)
-            .y_labels(rows + 1)
+            .x_labels(columns)
+            .y_labels(rows)
             .x_label_formatter(&|at| name(&self.columns, *at))
             .y_label_formatter(&|at| name(&self.rows, *at))
             .x_desc(self.across)
@@ -196,11 +198,11 @@ impl Map {
             .draw()?;
         chart.draw_series(self.fields.iter().map(|&(column, row, value)| {
             let (x, y) = (column as f64, row as f64);
-            Rectangle::new([(x, y), (x + 1.0, y + 1.0)], shade(value).filled())
+            Rectangle::new([(x - 0.5, y - 0.5), (x + 0.5, y + 0.5)], shade(value).filled())
         }))?;
         let style = ("sans-serif", 13).into_font().color(&BLACK);
         chart.draw_series(self.fields.iter().map(|&(column, row, value)| {
-            let place = (column as f64 + 0.35, row as f64 + 0.65);
+            let place = (column as f64 - 0.15, row as f64 + 0.1);
             Text::new(format!("{value:.2}"), place, style.clone())
         }))?;
         Ok(())

@@ -153,14 +153,22 @@ pub(crate) fn table(rows: &[&Row]) -> String {
     table.to_string()
 }
 
-/// What the table leaves out: page locks, and what measuring costs.
+/// What the table leaves out: page locks, what measuring costs, and how the time on
+/// multiprocessors was measured.
 pub(crate) fn note(rows: &[Row], clock_ns: f64) -> String {
     let shortest = rows.iter().map(|row| row.p50_us).fold(f64::INFINITY, f64::min);
     let lock = rows.iter().filter_map(|row| row.page_lock_us).fold(0.0, f64::max);
     let cost = rows.first().map_or(0.0, |row| row.clock_cost_ns);
+    let kernels = match rows.iter().any(|row| row.sm_us_per_64_mib.is_some()) {
+        true => {
+            "\nSM us/64 MiB: the kernels that staging launches, by themselves: launches back to \
+             back on one stream, their time by their number; of both directions the sum"
+        }
+        false => "",
+    };
     format!(
         "measuring: {cost:.0} ns of clock readings ({clock_ns:.0} ns each) in a transfer, \
-         {:.3} % of the shortest p50; page lock of new host memory: {:.1} ms at most",
+         {:.3} % of the shortest p50; page lock of new host memory: {:.1} ms at most{kernels}",
         cost / 10.0 / shortest,
         lock / 1e3,
     )
