@@ -8,3 +8,6 @@ mod place;
 mod staging;
 pub(crate) mod tcp;
 mod watcher;
+
+pub(crate) use lane::Lane;
+pub use offload::{Choice, Reason};
