@@ -38,6 +38,7 @@ pub use segment::{
 };
 pub use target::Target;
 pub use transport::tcp::Listener;
+pub use transport::{Choice, Reason};
 
 /// The device layer: what an engine runs on.
 pub use kvferry_device as device;

@@ -8,3 +8,6 @@ pub(crate) mod place;
 mod staging;
 pub(crate) mod tcp;
 mod watcher;
+
+pub(crate) use lane::Lane;
+pub use offload::{Choice, Reason};
