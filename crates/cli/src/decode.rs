@@ -472,6 +472,10 @@ mod tests {
         };
         assert_eq!(find("strided", "h2d", "direct")["path"], "dma");
         assert_eq!(find("shuffled", "both", "kernel bounded")["path"], "kernel");
+        assert_eq!(find("shuffled", "d2h", "staged")["path"], "staged");
+        for row in &rows {
+            assert_eq!(row["reason"].is_string(), row["mode"] == "auto", "{row}");
+        }
         let knobs = find("shuffled", "d2h", "chunked")["knobs"].clone();
         assert_eq!(knobs, "MC_KVFERRY_MAX_GRID_BLOCKS=64 2048 pieces at a time");
         let steps: u64 = rows.iter().filter_map(|row| row["steps"].as_u64()).sum();

@@ -574,6 +574,10 @@ mod tests {
         };
         assert_eq!(paths("direct"), ["dma".to_owned()].into());
         assert_eq!(paths("kernel"), ["kernel".to_owned()].into());
+        assert_eq!(paths("staged"), ["staged".to_owned()].into());
+        for row in &rows {
+            assert_eq!(row["reason"].is_string(), row["mode"] == "auto", "{row}");
+        }
         for word in modes.iter().map(String::as_str).chain(["kv 9x4x4096:2", "W13"]) {
             assert!(chart.contains(word), "{word} is not in the chart");
         }

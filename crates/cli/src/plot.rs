@@ -179,7 +179,10 @@ impl Map {
             .margin(12)
             .x_label_area_size(40)
             .y_label_area_size(60)
-            .build_cartesian_2d(-0.5..columns.max(1) as f64 - 0.5, -0.5..rows.max(1) as f64 - 0.5)?;
+            .build_cartesian_2d(
+                -0.5..columns.max(1) as f64 - 0.5,
+                -0.5..rows.max(1) as f64 - 0.5,
+            )?;
         // A label stands in the middle of its fields.
         let name = |labels: &[String], at: f64| {
             let index = at.round();

@@ -256,9 +256,9 @@ pub(crate) fn run(
     Ok(Outcome { sample, path: distinct(paths).join("+"), choices: distinct(choices) })
 }
 
-/// Why a batch went the way it did, if the engine had a choice.
-fn choice(_engine: &Engine, _batch: BatchId) -> Option<String> {
-    None
+/// What the engine chose for a batch, and why; of two ends in host memory it chose nothing.
+fn choice(engine: &Engine, batch: BatchId) -> Option<String> {
+    engine.choice(batch).ok().flatten().map(|choice| choice.to_string())
 }
 
 /// Each once, in the order of the first.
