@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use kvferry_engine::device::Vendor;
-use kvferry_engine::{Config, Engine, OffloadMode, Range, measure};
+use kvferry_engine::{Config, Engine, OffloadMode, Op, Range, measure};
 
 pub(crate) use self::cases::{Cache, Case, HostLayout};
 use self::lane::{CLOCK_READINGS, Memory, Sample};
@@ -163,7 +163,8 @@ const SWEEP_PIECES: u64 = 2048 * 78;
 const WARM_UP: usize = 3;
 /// Contiguous copies that make the ceiling.
 const CEILING_TIMES: usize = 8;
-/// A line whose transfers take long ends after this, with fewer of them than were asked for.
+/// A line whose transfers take long ends after this, with fewer of them than were asked for; if one
+/// takes half of it, the first one is all of the warm-up.
 const LONG_LINE: Duration = Duration::from_secs(2);
 /// Transfers that a line has at least.
 const LEAST: usize = 3;
@@ -276,13 +277,16 @@ struct Bench<'a> {
     iterations: usize,
     /// Nanoseconds that reading the clock takes.
     clock: f64,
+    /// Nanoseconds of a batch without a byte, from submit to release.
+    empty_batch: u64,
 }
 
 impl<'a> Bench<'a> {
     fn new(options: &'a bench::Options, devices: Devices, config: Config) -> Result<Self, Failure> {
         let engine = devices.engine(config)?;
         let iterations = options.offload.samples.unwrap_or(options.iterations).get() as usize;
-        Ok(Self { options, devices, engine, iterations, clock: clock_cost() })
+        let empty_batch = empty_batch(&engine)?;
+        Ok(Self { options, devices, engine, iterations, clock: clock_cost(), empty_batch })
     }
 
     fn describe(&self) -> String {
@@ -334,7 +338,9 @@ impl<'a> Bench<'a> {
                 guards.verify()?;
                 guards.fill()?;
             }
-            self.transfers(&lanes, &requests, mode, WARM_UP)?;
+            if cold.whole_ns < LONG_LINE.as_nanos() as u64 / 2 {
+                self.transfers(&lanes, &requests, mode, WARM_UP)?;
+            }
             let Timed { samples, last } =
                 self.transfers(&lanes, &requests, mode, self.iterations)?;
             guards.verify()?;
@@ -344,7 +350,7 @@ impl<'a> Bench<'a> {
                 device: self.options.device.to_string(),
                 op: ways.name(),
                 mode: mode.name(),
-                policy: policy_name(self.engine.config()),
+                policy: format!("{:?}", self.engine.config().policy).to_lowercase(),
                 path: last.path,
                 reason: chosen.then(|| last.choices.join("; ")),
                 form: form.name(),
@@ -359,6 +365,7 @@ impl<'a> Bench<'a> {
                 cold_us: cold.whole_ns as f64 / 1e3,
                 cold_submit_us: cold.submit_ns as f64 / 1e3,
                 pack_us: pack_ns.map(|pack| pack as f64 / 1e3),
+                empty_batch_ns: self.empty_batch,
                 clock_cost_ns: self.clock * f64::from(CLOCK_READINGS),
                 verified: true,
                 ..Row::default()
@@ -503,8 +510,19 @@ fn clock_cost() -> f64 {
     start.elapsed().as_nanos() as f64 / f64::from(READINGS)
 }
 
-pub(crate) fn policy_name(config: &Config) -> String {
-    format!("{:?}", config.policy).to_lowercase()
+/// Nanoseconds of a batch that has nothing to move.
+fn empty_batch(engine: &Engine) -> Result<u64, Failure> {
+    const BATCHES: usize = 1000;
+    let target = engine.local()?;
+    let mut took = Vec::with_capacity(BATCHES);
+    for _ in 0..BATCHES {
+        let start = Instant::now();
+        let batch = engine.submit(&target, Op::Write, &[] as &[Range])?;
+        engine.poll(batch)?;
+        engine.release(batch)?;
+        took.push(start.elapsed());
+    }
+    Ok(median(&took))
 }
 
 #[cfg(test)]
@@ -556,9 +574,17 @@ mod tests {
         assert_eq!(words(&rows, "mode"), modes.clone().into());
         for row in &rows {
             assert_eq!(row["verified"], true, "{row}");
-            for number in
-                ["p50_us", "p99_us", "gbps", "ratio", "submit_us", "wait_us", "cold_us", "pack_us"]
-            {
+            for number in [
+                "p50_us",
+                "p99_us",
+                "empty_batch_ns",
+                "gbps",
+                "ratio",
+                "submit_us",
+                "wait_us",
+                "cold_us",
+                "pack_us",
+            ] {
                 assert!(
                     row[number].as_f64().is_some_and(|number| number >= 0.0),
                     "{number}: {row}"

@@ -54,6 +54,8 @@ pub(crate) struct Row {
     /// Time of the gather and scatter kernels alone, on 64 MiB; where they were used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sm_us_per_64_mib: Option<f64>,
+    /// A batch that has nothing to move, from submit to release, in nanoseconds.
+    pub(crate) empty_batch_ns: u64,
     /// What reading the clock costs a transfer, in nanoseconds.
     pub(crate) clock_cost_ns: f64,
     pub(crate) verified: bool,
@@ -159,16 +161,18 @@ pub(crate) fn note(rows: &[Row], clock_ns: f64) -> String {
     let shortest = rows.iter().map(|row| row.p50_us).fold(f64::INFINITY, f64::min);
     let lock = rows.iter().filter_map(|row| row.page_lock_us).fold(0.0, f64::max);
     let cost = rows.first().map_or(0.0, |row| row.clock_cost_ns);
+    let empty = rows.first().map_or(0, |row| row.empty_batch_ns);
     let kernels = match rows.iter().any(|row| row.sm_us_per_64_mib.is_some()) {
         true => {
             "\nSM us/64 MiB: the kernels that staging launches, by themselves: launches back to \
-             back on one stream, their time by their number; of both directions the sum"
+             back on one stream, their time by their number"
         }
         false => "",
     };
     format!(
         "measuring: {cost:.0} ns of clock readings ({clock_ns:.0} ns each) in a transfer, \
-         {:.3} % of the shortest p50; page lock of new host memory: {:.1} ms at most{kernels}",
+         {:.3} % of the shortest p50; page lock of new host memory: {:.1} ms at most; \
+         a batch without a byte: {empty} ns{kernels}",
         cost / 10.0 / shortest,
         lock / 1e3,
     )
