@@ -12,153 +12,28 @@
 
 mod cases;
 mod lane;
+mod options;
 mod plots;
 mod report;
 
-use std::num::NonZeroU64;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use kvferry_engine::device::Vendor;
 use kvferry_engine::{Config, Engine, OffloadMode, Op, Range, measure};
 
 pub(crate) use self::cases::{Cache, Case, HostLayout};
 use self::lane::{CLOCK_READINGS, Memory, Sample};
-pub(crate) use self::lane::{
-    Devices, Lane, Outcome, config_with, direction_name, distinct, run as transfer,
-};
+pub(crate) use self::lane::{Devices, Lane, Outcome, config_with, distinct, run as transfer};
+pub(crate) use self::options::{Options, Ways};
 use self::report::{Raw, Row, note, table};
 use crate::Failure;
-use crate::bench::{self, Ops, percentile};
+use crate::bench::{self, percentile};
 use crate::case::Direction;
 use crate::forms::{Form, Request};
 use crate::report::JsonLines;
 
-#[derive(Args, Debug)]
-#[command(next_help_heading = "Options of --transport offload and --interference decode")]
-#[group(skip)]
-pub(crate) struct Options {
-    /// How bytes move between the GPU and host memory, separated by commas; `all` is direct, kernel,
-    /// staged and auto [default: all]
-    #[arg(long, value_delimiter = ',', value_name = "MODE")]
-    mode: Vec<Mode>,
-    /// Move pages of a KV cache, separated by commas, such as 256x64x4096 for 256 pages of 64
-    /// layers of 4096 bytes: layer by layer on the GPU, page by page on the host. :4 behind it
-    /// makes runs of 4 neighbouring pages
-    #[arg(long, value_delimiter = ',', value_name = "PAGESxLAYERSxBYTES")]
-    pub(crate) cache: Vec<Cache>,
-    /// Measure the alignment sweep of W10: items of 512 to 1600 bytes in steps of 16
-    #[arg(long)]
-    sweep: bool,
-    /// Measure the 81 points of W11: 16 to 4096 pieces of 1 to 32 KiB
-    #[arg(long)]
-    grid: bool,
-    /// How the host's memory lies [default: packed; of W10 and W12, which are about it, scattered]
-    #[arg(long, value_enum)]
-    host_layout: Option<HostLayout>,
-    /// Pieces of a shape or a sweep, at most: longer ones are cut
-    #[arg(long, value_name = "N", default_value = "4194304")]
-    most_pieces: NonZeroU64,
-    /// Time so many transfers of each case, and write each of them to --json as a line of its own,
-    /// too
-    #[arg(long, value_name = "N", conflicts_with = "iterations", requires = "json")]
-    samples: Option<NonZeroU64>,
-    /// Draw what was measured, as SVG: sweeps and grids against their sizes, other shapes as bars
-    #[arg(long, value_name = "FILE")]
-    pub(crate) plot: Option<PathBuf>,
-}
-
-/// How bytes move, as a command line says it.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
-enum Mode {
-    /// DMA: one a piece, one 2-D copy a run of strides
-    Direct,
-    /// The copy kernel on mapped host memory
-    Kernel,
-    /// Gather or scatter in device memory, and one DMA
-    Staged,
-    /// What the engine chooses by the shape and its policy
-    Auto,
-    /// One after the other
-    All,
-}
-
-impl Options {
-    /// Whether any of them was given.
-    pub(crate) fn are_given(&self) -> bool {
-        !self.mode.is_empty()
-            || !self.cache.is_empty()
-            || self.sweep
-            || self.grid
-            || self.host_layout.is_some()
-            || self.samples.is_some()
-            || self.plot.is_some()
-    }
-
-    /// Only modes, a cache and a plot mean something beside a decoder.
-    pub(crate) fn refuse_for_decode(&self) -> Result<(), Failure> {
-        let has_more =
-            self.sweep || self.grid || self.host_layout.is_some() || self.samples.is_some();
-        match has_more {
-            true => Err("--sweep, --grid, --host-layout and --samples are of --transport offload without --interference".into()),
-            false => Ok(()),
-        }
-    }
-
-    /// The modes asked for, each once.
-    pub(crate) fn modes(&self) -> Vec<OffloadMode> {
-        let every =
-            [OffloadMode::Direct, OffloadMode::Kernel, OffloadMode::Staged, OffloadMode::Auto];
-        let asked = |mode: &OffloadMode| {
-            self.mode.is_empty()
-                || self.mode.iter().any(|asked| match asked {
-                    Mode::Direct => *mode == OffloadMode::Direct,
-                    Mode::Kernel => *mode == OffloadMode::Kernel,
-                    Mode::Staged => *mode == OffloadMode::Staged,
-                    Mode::Auto => *mode == OffloadMode::Auto,
-                    Mode::All => true,
-                })
-        };
-        every.into_iter().filter(asked).collect()
-    }
-
-    fn cases(&self, bench: &bench::Options) -> Result<Vec<Case>, Failure> {
-        let most_pieces = self.most_pieces.get();
-        let mut cases = Vec::new();
-        let named = match &bench.shape {
-            Some(selection) => Some(selection.clone()),
-            None if self.cache.is_empty() && !self.sweep && !self.grid => {
-                Some(DEFAULT_SHAPES.parse()?)
-            }
-            None => None,
-        };
-        for shape in named.iter().flat_map(|selection| &selection.shapes) {
-            cases.push(Case::Shape { shape: (*shape).clone(), most_pieces });
-        }
-        cases.extend(self.cache.iter().copied().map(Case::Cache));
-        if self.sweep {
-            let count = SWEEP_PIECES.min(most_pieces);
-            cases.extend(cases::item_sizes().map(|bytes| Case::Item { bytes, count }));
-        }
-        if self.grid {
-            let points = cases::grid().filter(|&(count, _)| count <= most_pieces);
-            cases.extend(points.map(|(count, bytes)| Case::Point { count, bytes }));
-        }
-        match cases.is_empty() {
-            true => {
-                Err("--most-pieces leaves no point of the grid: it has 16 pieces or more".into())
-            }
-            false => Ok(cases),
-        }
-    }
-}
-
-const DEFAULT_SHAPES: &str = "R6,W09b,W13";
-/// Top-k of 2048 tokens in 78 layers, as W10 in the table.
-const SWEEP_PIECES: u64 = 2048 * 78;
 /// Transfers before the timed ones.
 const WARM_UP: usize = 3;
 /// Contiguous copies that make the ceiling.
@@ -172,36 +47,6 @@ const LEAST: usize = 3;
 const LARGE: u64 = 512 << 20;
 /// Timings of what is measured beside the transfers: packing, and the kernel of staging.
 const BESIDE_TIMES: usize = 9;
-
-/// Directions that a line moves at once.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Ways(pub(crate) &'static [Direction]);
-
-impl Ways {
-    pub(crate) const H2D: Self = Self(&[Direction::Read]);
-    pub(crate) const D2H: Self = Self(&[Direction::Write]);
-    pub(crate) const BOTH: Self = Self(&[Direction::Read, Direction::Write]);
-
-    /// What `--op` asks for.
-    pub(crate) fn of(op: Option<Ops>) -> Result<Vec<Self>, Failure> {
-        Ok(match op {
-            None | Some(Ops::All) => vec![Self::H2D, Self::D2H, Self::BOTH],
-            Some(Ops::H2d) => vec![Self::H2D],
-            Some(Ops::D2h) => vec![Self::D2H],
-            Some(Ops::Both) => vec![Self::BOTH],
-            Some(Ops::Write | Ops::Read) => {
-                return Err("between a GPU and host memory --op is h2d, d2h, both or all".into());
-            }
-        })
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self.0 {
-            [one] => direction_name(*one),
-            _ => "both",
-        }
-    }
-}
 
 pub(crate) fn run(options: &bench::Options) -> Result<(), Failure> {
     if options.interference.is_some() {
@@ -526,116 +371,4 @@ fn empty_batch(engine: &Engine) -> Result<u64, Failure> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use clap::Parser;
-    use kvferry_engine::DeviceName;
-    use kvferry_engine::device::sim::{SimOptions, sim};
-    use serde_json::Value;
-
-    use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        options: bench::Options,
-    }
-
-    /// A command line with `--json` and `--plot`, measured on a simulated GPU; its rows and chart.
-    fn rows(arguments: &str) -> (Vec<Value>, String) {
-        let folder = tempfile::tempdir().expect("a folder");
-        let [json, plot] = ["out.jsonl", "out.svg"].map(|name| folder.path().join(name));
-        let files =
-            ["--json", json.to_str().expect("text"), "--plot", plot.to_str().expect("text")];
-        let words = arguments.split(' ').chain(files);
-        let line = Line::try_parse_from(std::iter::once("bench").chain(words));
-        let options = line.unwrap_or_else(|error| panic!("{error}")).options;
-        let config = Config::from_lookup(|_| None).expect("defaults");
-        let (gpu, _) = sim(&SimOptions::default()).expect("always there");
-        let host = kvferry_engine::open_device(DeviceName::Host, &config).expect("always there");
-        run_on(&options, Devices { gpu, host }, config).expect("it measures");
-        let text = std::fs::read_to_string(&json).expect("written");
-        let rows = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-        (rows, std::fs::read_to_string(&plot).expect("drawn"))
-    }
-
-    fn words(rows: &[Value], field: &str) -> BTreeSet<String> {
-        rows.iter().filter_map(|row| row[field].as_str()).map(String::from).collect()
-    }
-
-    #[test]
-    fn every_mode_moves_verified_bytes_between_a_gpu_and_host_memory_in_every_direction() {
-        let arguments = "--transport offload --shape R6,W12b,W13 --cache 9x4x4096:2 --most-pieces 300 --iterations 2";
-        let (rows, chart) = rows(arguments);
-        assert_eq!(rows.len(), 4 * 3 * 4, "shapes, directions, modes");
-        assert_eq!(words(&rows, "op"), ["both", "d2h", "h2d"].map(String::from).into());
-        let modes = ["auto", "direct", "kernel", "staged"].map(String::from);
-        assert_eq!(words(&rows, "mode"), modes.clone().into());
-        for row in &rows {
-            assert_eq!(row["verified"], true, "{row}");
-            for number in [
-                "p50_us",
-                "p99_us",
-                "empty_batch_ns",
-                "gbps",
-                "ratio",
-                "submit_us",
-                "wait_us",
-                "cold_us",
-                "pack_us",
-            ] {
-                assert!(
-                    row[number].as_f64().is_some_and(|number| number >= 0.0),
-                    "{number}: {row}"
-                );
-            }
-            if row["path"] == "staged" {
-                assert!(row["sm_us_per_64_mib"].as_f64().is_some_and(|time| time > 0.0), "{row}");
-            }
-        }
-        let paths = |mode: &str| {
-            let of_mode = rows.iter().filter(|row| row["mode"] == mode && row["shape"] == "R6");
-            words(&of_mode.cloned().collect::<Vec<_>>(), "path")
-        };
-        assert_eq!(paths("direct"), ["dma".to_owned()].into());
-        assert_eq!(paths("kernel"), ["kernel".to_owned()].into());
-        assert_eq!(paths("staged"), ["staged".to_owned()].into());
-        for row in &rows {
-            assert_eq!(row["reason"].is_string(), row["mode"] == "auto", "{row}");
-        }
-        for word in modes.iter().map(String::as_str).chain(["kv 9x4x4096:2", "W13"]) {
-            assert!(chart.contains(word), "{word} is not in the chart");
-        }
-    }
-
-    #[test]
-    fn samples_are_written_one_a_line_with_the_cold_one_apart() {
-        let arguments =
-            "--transport offload --cache 4x4x4096 --op d2h --mode direct,staged --samples 3";
-        let (lines, _) = rows(arguments);
-        assert_eq!(lines.len(), 2 * (1 + 4));
-        for (index, line) in lines.iter().enumerate() {
-            match index % 5 {
-                0 => assert_eq!(line["iterations"], 3, "{line}"),
-                sample => {
-                    assert_eq!(line["sample"], sample - 1, "{line}");
-                    assert_eq!(line["cold"], sample == 1, "{line}");
-                    let times = ["submit_ns", "wait_ns", "whole_ns"]
-                        .map(|field| line[field].as_u64().expect("a time"));
-                    assert!(times[0] + times[1] == times[2], "{line}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn sweeps_and_grids_are_drawn_against_their_sizes() {
-        let arguments = "--transport offload --sweep --grid --op h2d --mode direct,kernel --most-pieces 32 --iterations 1";
-        let (rows, chart) = rows(arguments);
-        assert_eq!(rows.len(), 2 * (69 + 18), "counts of 16 and 32");
-        for word in ["W10", "bytes of an item", "direct: W11", "32 KiB", "\n16\n"] {
-            assert!(chart.contains(word), "{word} is not in the chart");
-        }
-    }
-}
+mod tests;
