@@ -42,7 +42,7 @@ pub(crate) struct Options {
     /// Move one rank's slice of a model's heads, such as 1/4: the prefill process holds the first
     /// of 4 slices of each token, the decode process the rows of all 4
     #[arg(long, value_name = "K/N")]
-    head_slice: Option<HeadSlice>,
+    pub(crate) head_slice: Option<HeadSlice>,
     /// How the request says which bytes to move; the same bytes in every form
     #[arg(long, default_value = "ranges", conflicts_with = "interference")]
     pub(crate) form: Form,
@@ -50,9 +50,9 @@ pub(crate) struct Options {
     /// destination, so that it can be verified although they overlap in time; times, bytes and
     /// rates are those of all of them together
     #[arg(long, value_name = "N", default_value = "1", conflicts_with = "interference")]
-    in_flight: NonZeroUsize,
-    /// Prefill writes, decode reads, or one after the other; of offload h2d, d2h, both at once, or
-    /// all three, one after the other [default: write; of offload all]
+    pub(crate) in_flight: NonZeroUsize,
+    /// Which way bytes go: write, read or both; with --transport offload and --interference decode
+    /// h2d, d2h, both or all [default: write; there all]
     #[arg(long)]
     pub(crate) op: Option<Ops>,
     /// Where the prefill process keeps its KV cache: host, cuda:N or rocm:N
@@ -100,13 +100,17 @@ pub(crate) struct Options {
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Ops {
+    /// The prefill process writes
     Write,
+    /// The decode process reads
     Read,
+    /// Write, then read; of offload h2d and d2h at once
     Both,
     /// From host memory to the GPU
     H2d,
     /// From the GPU to host memory
     D2h,
+    /// H2d, d2h and both at once, one after the other
     All,
 }
 
@@ -142,6 +146,11 @@ const CEILING_TIMES: usize = 8;
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if options.interference == Some(Interference::Decode) {
         return decode::run(options);
+    }
+    if options.decode.are_given() {
+        return Err(
+            "--process, --layout, --runs and --decode-program are of --interference decode".into(),
+        );
     }
     if options.transport == Transport::Offload {
         return offload::run(options);

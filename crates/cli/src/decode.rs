@@ -36,31 +36,47 @@ use crate::report::JsonLines;
 #[group(skip)]
 pub(crate) struct Options {
     /// Where the decoder runs, separated by commas: in the process that moves, or in another one on
-    /// the same GPU
-    #[arg(
-        long,
-        value_enum,
-        value_delimiter = ',',
-        default_value = "same,other",
-        value_name = "PROCESS"
-    )]
+    /// the same GPU [default: both]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PROCESS")]
     process: Vec<Process>,
-    /// How the pieces lie, separated by commas
-    #[arg(
-        long,
-        value_enum,
-        value_delimiter = ',',
-        default_value = "strided,shuffled",
-        value_name = "LAYOUT"
-    )]
+    /// How the pieces lie, separated by commas [default: both]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "LAYOUT")]
     layout: Vec<Arrangement>,
-    /// Runs of each measurement, in rotated order
-    #[arg(long, default_value = "3", value_parser = clap::value_parser!(u64).range(1..=100))]
-    runs: u64,
+    /// Runs of each measurement, in rotated order [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
+    runs: Option<u64>,
     /// The decoder of the other process, a shell command that prints its steps as
     /// crates/cli/programs/decode_qwen3.py does [default: kvferry's own]
     #[arg(long, value_name = "COMMAND")]
     decode_program: Option<String>,
+}
+
+impl Options {
+    /// Whether any of them was given.
+    pub(crate) fn are_given(&self) -> bool {
+        !self.process.is_empty()
+            || !self.layout.is_empty()
+            || self.runs.is_some()
+            || self.decode_program.is_some()
+    }
+
+    fn processes(&self) -> Vec<Process> {
+        match self.process[..] {
+            [] => Process::ALL.to_vec(),
+            _ => distinct(self.process.iter().copied()),
+        }
+    }
+
+    fn arrangements(&self) -> Vec<Arrangement> {
+        match self.layout[..] {
+            [] => Arrangement::ALL.to_vec(),
+            _ => distinct(self.layout.iter().copied()),
+        }
+    }
+
+    fn runs(&self) -> u64 {
+        self.runs.unwrap_or(RUNS)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -70,6 +86,8 @@ enum Process {
 }
 
 impl Process {
+    const ALL: [Self; 2] = [Self::Same, Self::Other];
+
     fn name(self) -> &'static str {
         match self {
             Self::Same => "same",
@@ -87,6 +105,8 @@ enum Arrangement {
 }
 
 impl Arrangement {
+    const ALL: [Self; 2] = [Self::Strided, Self::Shuffled];
+
     fn name(self) -> &'static str {
         match self {
             Self::Strided => "strided",
@@ -107,10 +127,21 @@ impl Arrangement {
 const CACHE: &str = "256x64x4096";
 /// GiB a second, of all directions together.
 const RATE: f64 = 2.5;
+const RUNS: u64 = 3;
 
 pub(crate) fn run(options: &bench::Options) -> Result<(), Failure> {
     if options.transport == Transport::Tcp || options.peer_device.is_some() {
         return Err("--interference decode moves bytes between one device and host memory: leave --transport and --peer-device out".into());
+    }
+    if options.in_flight.get() > 1 || options.head_slice.is_some() {
+        return Err("--in-flight and --head-slice are of transfers between two processes".into());
+    }
+    if options.decode.decode_program.is_some()
+        && !options.decode.processes().contains(&Process::Other)
+    {
+        return Err(
+            "--decode-program is the decoder of the other process: add --process other".into()
+        );
     }
     let names_shapes = options.shape.is_some() || options.model.is_some();
     if names_shapes || options.model_config.is_some() {
@@ -133,8 +164,8 @@ fn run_on(options: &bench::Options, devices: Devices) -> Result<(), Failure> {
     let info = bench.devices.gpu.info();
     eprintln!("{info} ({}) and host memory; kernel: {}", info.name, info.kernel);
 
-    let processes = distinct(options.decode.process.iter().copied());
-    let runs = options.decode.runs as usize;
+    let processes = options.decode.processes();
+    let runs = options.decode.runs() as usize;
     let progress = ProgressBar::new((processes.len() * runs * bench.windows.len()) as u64);
     progress.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")?);
     let mut rows = Vec::new();
@@ -196,7 +227,7 @@ impl<'a> Bench<'a> {
         cache: Cache,
         ways: &[Ways],
     ) -> Result<Self, Failure> {
-        let arrangements = distinct(options.decode.layout.iter().copied());
+        let arrangements = options.decode.arrangements();
         let seed = options.seed;
         let layouts: Vec<_> = arrangements.iter().map(|how| how.layout(cache, seed)).collect();
         let mut movers = Vec::new();
@@ -247,7 +278,7 @@ impl<'a> Bench<'a> {
         }
         let mut measured: Vec<Vec<Measured>> = vec![Vec::new(); self.windows.len()];
         let mut order: Vec<_> = (0..self.windows.len()).collect();
-        let runs = self.options.decode.runs as usize;
+        let runs = self.options.decode.runs() as usize;
         for run in 0..runs {
             for &index in &order {
                 let window = &self.windows[index];
@@ -360,7 +391,7 @@ impl<'a> Bench<'a> {
             mode: "no transfer",
             cache: self.cache.to_string(),
             target_gib_per_s: self.rate / f64::from(1 << 30),
-            runs: self.options.decode.runs,
+            runs: self.options.decode.runs(),
             window_ms: self.options.window,
             verified: true,
             ..Row::default()

@@ -55,8 +55,11 @@ pub(crate) fn run(options: &bench::Options) -> Result<(), Failure> {
     if options.model.is_some() || options.model_config.is_some() {
         return Err("--transport offload moves shapes and caches: use --cache for a model's".into());
     }
-    if options.peer_device.is_some() || options.bare {
-        return Err("--transport offload has one device and host memory in one process: leave --peer-device and --bare out".into());
+    if options.peer_device.is_some() || options.bare || options.in_flight.get() > 1 {
+        return Err("--transport offload has one device and host memory in one process, and one batch at a time: leave --peer-device, --bare and --in-flight out".into());
+    }
+    if options.head_slice.is_some() {
+        return Err("--head-slice is of a model's KV cache between two processes".into());
     }
     let config = Config::from_env()?;
     let devices = Devices::open(options.device, &config)?;

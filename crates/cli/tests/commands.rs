@@ -268,7 +268,7 @@ fn a_mistake_of_the_user_is_answered_with_what_would_be_right() {
         (&["bench", "--transport", "offload", "--cache", "4x4"], &[], "PAGESxLAYERSxBYTES"),
         (&["bench", "--transport", "offload", "--samples", "4"], &[], "--json"),
         (&["bench", "--transport", "offload", "--model", "qwen3-4b"], &[], "use --cache"),
-        (&["bench", "--transport", "offload", "--bare"], &[], "leave --peer-device and --bare"),
+        (&["bench", "--transport", "offload", "--bare"], &[], "leave --peer-device, --bare"),
         (
             &["bench", "--transport", "offload", "--grid", "--most-pieces", "3"],
             &[],
@@ -283,6 +283,14 @@ fn a_mistake_of_the_user_is_answered_with_what_would_be_right() {
         (&["bench", "--interference", "decode", "--sweep"], &[], "without --interference"),
         (&["bench", "--interference", "decode", "--cache", "1x1x1,2x2x2"], &[], "one --cache"),
         (&["bench", "--interference", "decode", "--runs", "0"], &[], "--runs"),
+        (&["bench", "--interference", "gemm", "--runs", "2"], &[], "of --interference decode"),
+        (&["bench", "--transport", "offload", "--process", "same"], &[], "of --interference"),
+        (
+            &["bench", "--interference", "decode", "--process", "same", "--decode-program", "x"],
+            &[],
+            "add --process other",
+        ),
+        (&["bench", "--transport", "offload", "--head-slice", "1/4"], &[], "--head-slice"),
         (&["bench", "--interference", "decode", "--transport", "tcp"], &[], "--transport"),
         (
             &[
