@@ -13,6 +13,7 @@ mod error;
 mod lease;
 mod mapping;
 pub mod measure;
+mod pinned;
 mod plan;
 pub mod profile;
 mod proof;
@@ -24,20 +25,22 @@ mod transport;
 
 pub use batch::{BatchId, BatchStatus, Path, State};
 pub use buffer::Buffer;
-pub use config::{Config, KNOBS, Knob, KnobError, OverlapCheck, Setting, Source};
+pub use config::{Config, KNOBS, Knob, KnobError, OverlapCheck, Policy, Setting, Source};
 pub use devices::{BadDeviceName, DeviceName, open_device, visible_gpus};
 pub use engine::Engine;
 pub use error::{Error, FormError, FormPage, FormPiece, RangeError, Result, Side};
 pub use lease::Lease;
+pub use pinned::{PinnedAccount, PinnedShare};
 pub use plan::{FormPieces, Op, Paged, Pages, Range, Strided};
 pub use profile::{Profile, Tuning};
 pub use proof::{Loan, Mismatch, Probe};
-pub use request::{Copies, Part, SubmitOptions};
+pub use request::{Copies, OffloadMode, Part, SubmitOptions, UnknownMode};
 pub use segment::{
     AllocationKey, Exports, ExportsError, Identity, Segment, SegmentAllocation, SegmentRegion,
 };
 pub use target::Target;
 pub use transport::tcp::Listener;
+pub use transport::{Choice, Reason};
 
 /// The device layer: what an engine runs on.
 pub use kvferry_device as device;

@@ -4,16 +4,17 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
-use kvferry_device::{Completions, Device, Queue, QueueOptions};
+use kvferry_device::{Completions, Device, Left, Queue, QueueOptions, SubmitError, Ticket, Work};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::batch::Pending;
 use crate::config::Config;
 use crate::error::Result;
 use crate::profile::Tuning;
 
 /// One device and its queue.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(crate) struct Lane {
     pub(super) device: Arc<dyn Device>,
     pub(super) tuning: Tuning,
     /// Peers that a batch went to by a fallback.
@@ -64,6 +65,37 @@ impl Lane {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Box<dyn Queue>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Submits to the queue. What may run from now on is in `pending`, also behind an error.
+    ///
+    /// # Safety
+    /// As [`Queue::submit`].
+    pub(super) unsafe fn submit(
+        self: &Arc<Self>,
+        work: &mut Work<'_>,
+        pending: &mut Vec<Pending>,
+    ) -> Result<()> {
+        let pend = |ticket| Pending { lane: Arc::clone(self), ticket };
+        // SAFETY: the caller's contract.
+        match unsafe { self.lock().submit(work) } {
+            Ok(ticket) => {
+                pending.push(pend(ticket));
+                Ok(())
+            }
+            Err(SubmitError { error, left }) => {
+                match left {
+                    Left::Nothing => {}
+                    Left::Until(ticket) => pending.push(pend(ticket)),
+                    // Nothing says when it ends: the batch does, once somebody asks the device.
+                    Left::Unknown => {
+                        self.lose(&error);
+                        pending.push(pend(Ticket::NEVER));
+                    }
+                }
+                Err(error.into())
+            }
+        }
     }
 
     pub(super) fn lose(&self, error: &kvferry_device::Error) {
