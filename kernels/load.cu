@@ -1,12 +1,14 @@
 // Work that keeps a GPU busy while transfers run beside it. `kvferry bench --interference` measures
 // with it what each costs the other; nothing else launches it. NVRTC compiles it at run time.
 //
-// Three loads, because transfers and a model meet in three places:
+// Four loads, because transfers and a model meet in these places:
 //   kvferry_load_gemm    a matrix product on the tensor cores (prefill): all SMs full, blocks that
 //                        take hundreds of microseconds, caches in use
 //   kvferry_load_blocks  short independent blocks of arithmetic: SMs come free every few tens of
 //                        microseconds, no memory traffic
 //   kvferry_load_memory  reads and writes a buffer once (decode): bound by device memory
+//   kvferry_load_weights reads a buffer once: a decode step is a graph of many such launches, one
+//                        for each matrix of weights
 // `kvferry_load_fill` sets the operands: how much power a product takes, and so the clock, depends
 // on the bits that flip, and zeros would flatter it.
 //
@@ -72,6 +74,32 @@ ENTRY kvferry_load_memory(uint4* buffer, u64 words) {
         value.x++;
         __stcs(buffer + word, value);
     }
+}
+
+// Reads each word once, as a product of a matrix of weights with a few tokens does. Any grid;
+// `weights` of 16 bytes, `sink` has room for one number.
+ENTRY kvferry_load_weights(const uint4* weights, u64 words, u32* sink) {
+    const u32 depth = 4;  // loads in flight in each lane
+    u64 threads = static_cast<u64>(gridDim.x) * BLOCK;
+    u64 word = blockIdx.x * static_cast<u64>(BLOCK) + threadIdx.x;
+    u32 sum = 0;
+    NO_UNROLL
+    for (; word + (depth - 1) * threads < words; word += depth * threads) {
+        uint4 value[depth];
+        UNROLL
+        for (u32 step = 0; step < depth; step++) value[step] = __ldg(weights + word + step * threads);
+        UNROLL
+        for (u32 step = 0; step < depth; step++) {
+            sum += value[step].x ^ value[step].y ^ value[step].z ^ value[step].w;
+        }
+    }
+    NO_UNROLL
+    for (; word < words; word += threads) {
+        uint4 value = __ldg(weights + word);
+        sum += value.x ^ value.y ^ value.z ^ value.w;
+    }
+    // As good as never so, but the compiler cannot know: without a use it would drop the loads.
+    if (sum == 0x9e3779b9u) *sink = sum;
 }
 
 // The matrix product. C = A * transpose(B) with A of rows x depth, B of columns x depth and C of

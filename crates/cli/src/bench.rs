@@ -11,10 +11,12 @@ use kvferry_engine::DeviceName;
 
 use crate::Failure;
 use crate::case::{Direction, Tokens, Work};
+use crate::decode;
 use crate::forms::Form;
 use crate::interference::{self, Interference};
 use crate::model::HeadSlice;
 use crate::mooncake::{Mooncake, PeerEngine};
+use crate::offload;
 use crate::report::{JsonLines, Row, note, table};
 use crate::room::Room;
 use crate::shape::Selection;
@@ -26,14 +28,14 @@ pub(crate) struct Options {
     /// Shapes by id or name, separated by commas; `daily` and `all` are lists [default: daily, with
     /// --interference R2,R6,R3]
     #[arg(long)]
-    shape: Option<Selection>,
+    pub(crate) shape: Option<Selection>,
     /// Move these models' KV caches instead, separated by commas: deepseek-v3, qwen2.5-7b, qwen3-4b
     /// or kimi-k3
     #[arg(long, value_delimiter = ',', conflicts_with = "shape")]
-    model: Vec<String>,
+    pub(crate) model: Vec<String>,
     /// Move the KV cache of the model that this Hugging Face config.json describes
     #[arg(long, value_name = "PATH", conflicts_with_all = ["shape", "model"])]
-    model_config: Option<PathBuf>,
+    pub(crate) model_config: Option<PathBuf>,
     /// Tokens of a model's KV cache; `levels` is one after the other of 16 from 64 to 131072, of
     /// which those that do not fit into host memory are left out
     #[arg(long, default_value = "4096")]
@@ -44,30 +46,32 @@ pub(crate) struct Options {
     /// Move one rank's slice of a model's heads, such as 1/4: the prefill process holds the first
     /// of 4 slices of each token, the decode process the rows of all 4
     #[arg(long, value_name = "K/N")]
-    head_slice: Option<HeadSlice>,
+    pub(crate) head_slice: Option<HeadSlice>,
     /// How the request says which bytes to move; the same bytes in every form
     #[arg(long, default_value = "ranges", conflicts_with = "interference")]
-    form: Form,
+    pub(crate) form: Form,
     /// Batches that are submitted before any is waited for. All copy the same bytes to the same
     /// destination, so that it can be verified although they overlap in time; times, bytes and
     /// rates are those of all of them together
     #[arg(long, value_name = "N", default_value = "1", conflicts_with = "interference")]
-    in_flight: NonZeroUsize,
-    /// Prefill writes, decode reads, or one after the other
-    #[arg(long, default_value = "write")]
-    op: Ops,
+    pub(crate) in_flight: NonZeroUsize,
+    /// Which way bytes go: write, read or both; with --transport offload and --interference decode
+    /// h2d, d2h, both or all [default: write; there all]
+    #[arg(long)]
+    pub(crate) op: Option<Ops>,
     /// Where the prefill process keeps its KV cache: host, cuda:N or rocm:N
     #[arg(long, default_value = "host")]
     pub(crate) device: DeviceName,
     /// Where the decode process keeps its own [default: the same]
     #[arg(long)]
     pub(crate) peer_device: Option<DeviceName>,
-    /// Timed transfers of each case [default: 20, of --tokens levels 3]
+    /// Timed transfers of each case; of offload fewer, but at least 3, where they take 2 s together
+    /// [default: 20, of --tokens levels 3]
     #[arg(long)]
     iterations: Option<NonZeroU64>,
     /// How bytes move
     #[arg(long, default_value = "peer")]
-    transport: Transport,
+    pub(crate) transport: Transport,
     /// Connections of --transport tcp, and of its ceiling
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u16).range(1..=64))]
     lanes: u16,
@@ -78,10 +82,10 @@ pub(crate) struct Options {
     /// Also time a bare kernel launch of the same descriptors, packed, without the engine; of at
     /// most 2 million
     #[arg(long)]
-    bare: bool,
+    pub(crate) bare: bool,
     /// Write one JSON object a line to this file
     #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
     /// Seed of layouts and patterns
     #[arg(long, default_value = "1")]
     pub(crate) seed: u64,
@@ -89,28 +93,41 @@ pub(crate) struct Options {
     /// other: at high and at normal stream priority, back to back and paced, three runs each in
     /// rotated order
     #[arg(long, value_name = "LOAD", conflicts_with_all = ["bare", "iterations"])]
-    interference: Option<Interference>,
+    pub(crate) interference: Option<Interference>,
     /// Target rate of the paced transfers, in bursts every 50 ms [default: a tenth of what the
-    /// shape reaches alone]
+    /// shape reaches alone; of --interference decode 2.5]
     #[arg(long, value_name = "GIB_PER_S", requires = "interference", value_parser = interference::rate)]
     pub(crate) rate: Option<f64>,
     /// Milliseconds of each measurement of --interference
     #[arg(long, value_name = "MS", default_value = "500", value_parser = clap::value_parser!(u64).range(10..=60_000))]
     pub(crate) window: u64,
+    #[command(flatten)]
+    pub(crate) offload: offload::Options,
+    #[command(flatten)]
+    pub(crate) decode: decode::Options,
 }
 
 impl Options {
-    fn iterations(&self) -> usize {
+    pub(crate) fn iterations(&self) -> usize {
         let usual = if self.tokens == Tokens::Levels { 3 } else { 20 };
         self.iterations.map_or(usual, |iterations| iterations.get() as usize)
     }
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
-enum Ops {
+pub(crate) enum Ops {
+    /// The prefill process writes
     Write,
+    /// The decode process reads
     Read,
+    /// Write, then read; of offload h2d and d2h at once
     Both,
+    /// From host memory to the GPU
+    H2d,
+    /// From the GPU to host memory
+    D2h,
+    /// H2d, d2h and both at once, one after the other
+    All,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -119,6 +136,8 @@ pub(crate) enum Transport {
     Peer,
     /// Over sockets of loopback; the ceiling is that of bare sockets
     Tcp,
+    /// Between a GPU and host memory, in one process; the ceiling is one contiguous DMA
+    Offload,
 }
 
 impl Transport {
@@ -126,6 +145,7 @@ impl Transport {
         match self {
             Self::Peer => "peer",
             Self::Tcp => "tcp",
+            Self::Offload => "offload",
         }
     }
 }
@@ -138,6 +158,27 @@ const MOST_BARE: u64 = 2_000_000;
 const CEILING_TIMES: usize = 8;
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let of_a_model = !options.model.is_empty() || options.model_config.is_some();
+    if options.tokens == Tokens::Levels && !of_a_model {
+        return Err("--tokens is of a model's KV cache: add --model or --model-config".into());
+    }
+    if options.peer.is_some() && options.transport != Transport::Tcp {
+        return Err("--peer moves over TCP: add --transport tcp".into());
+    }
+    if options.interference == Some(Interference::Decode) {
+        return decode::run(options);
+    }
+    if options.decode.are_given() {
+        return Err(
+            "--process, --layout, --runs and --decode-program are of --interference decode".into(),
+        );
+    }
+    if options.transport == Transport::Offload {
+        return offload::run(options);
+    }
+    if options.offload.are_given() {
+        return Err("--mode, --cache, --sweep, --grid, --host-layout, --samples and --plot are of --transport offload and of --interference decode".into());
+    }
     let works: Vec<Work> = match (&options.model[..], &options.model_config) {
         ([], None) => {
             let default = if options.interference.is_some() { "R2,R6,R3" } else { "daily" };
@@ -163,20 +204,16 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             models.into_iter().flat_map(levels).collect()
         }
     };
-    let of_a_model = !options.model.is_empty() || options.model_config.is_some();
     if options.head_slice.is_some() && !of_a_model {
         return Err("--head-slice is of a model's KV cache: add --model or --model-config".into());
     }
-    if options.tokens == Tokens::Levels && !of_a_model {
-        return Err("--tokens is of a model's KV cache: add --model or --model-config".into());
-    }
-    if options.peer.is_some() && options.transport != Transport::Tcp {
-        return Err("--peer moves over TCP: add --transport tcp".into());
-    }
     let directions: &[Direction] = match options.op {
-        Ops::Write => &[Direction::Write],
-        Ops::Read => &[Direction::Read],
-        Ops::Both => &[Direction::Write, Direction::Read],
+        None | Some(Ops::Write) => &[Direction::Write],
+        Some(Ops::Read) => &[Direction::Read],
+        Some(Ops::Both) => &[Direction::Write, Direction::Read],
+        Some(Ops::H2d | Ops::D2h | Ops::All) => {
+            return Err("--op h2d, d2h and all are of --transport offload".into());
+        }
     };
     // Refuse a work that cannot be laid out before any process starts, or has not the form.
     let labels = works.iter().map(Work::label).collect::<Result<Vec<_>, _>>()?;
@@ -190,8 +227,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let peer_device = options.peer_device.unwrap_or(options.device);
     let mut json = options.json.as_deref().map(JsonLines::create).transpose()?;
     if let Some(interference) = options.interference {
-        if options.transport == Transport::Tcp {
-            return Err("--interference measures --transport peer alone".into());
+        if options.transport != Transport::Peer {
+            return Err("--interference measures --transport peer alone, except for decode".into());
         }
         let works: Vec<_> = works.into_iter().zip(labels).collect();
         return interference::run(options, interference, directions, &works, json.as_mut());
@@ -204,7 +241,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     };
     let lanes = options.lanes.to_string();
     let knobs: &[(&str, &str)] = match options.transport {
-        Transport::Peer => &[],
+        Transport::Peer | Transport::Offload => &[],
         Transport::Tcp => &[("MC_FORCE_TCP", "1"), ("MC_TCP_LANES_PER_PEER", &lanes)],
     };
     let mut prefill = Worker::start_with("prefill", options.device, knobs)?;
@@ -234,6 +271,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
                     || options.shape.as_ref().is_some_and(|selection| selection.all),
             };
             let layout = work.layout(options.seed)?;
+            if options.tokens == Tokens::Levels {
+                // The memory of the level before is not in the way of this one.
+                prefill.ask(&Command::Free)?;
+                decode.ask(&Command::Free)?;
+            }
             if let Some(why) = room.refusal(&layout)? {
                 progress.suspend(|| println!("skipped {label}: {why}"));
                 progress.inc(1);
@@ -312,7 +354,9 @@ fn measure(
     let cold = run(prefill, decode, What::Pieces(form), 1)?;
     verify(decode, guards)?;
     let ceiling = match options.transport {
-        Transport::Peer => run(prefill, decode, What::Contiguous, CEILING_TIMES)?,
+        Transport::Peer | Transport::Offload => {
+            run(prefill, decode, What::Contiguous, CEILING_TIMES)?
+        }
         Transport::Tcp => over_sockets(prefill, decode, options.lanes.into(), bytes)?,
     };
     let mut bare = Ran::default();

@@ -176,6 +176,14 @@ impl PagedPieces {
         Some(Self { source_numbers, destination_numbers, tensors: vec![tensor] })
     }
 
+    /// The same pages, copied the other way.
+    pub(crate) fn reverse(&mut self) {
+        std::mem::swap(&mut self.source_numbers, &mut self.destination_numbers);
+        for tensor in &mut self.tensors {
+            std::mem::swap(&mut tensor.source, &mut tensor.destination);
+        }
+    }
+
     fn has_layers(&self) -> bool {
         self.tensors.iter().any(|tensor| tensor.layers > 1)
     }

@@ -28,8 +28,10 @@ pub(crate) enum Interference {
     Blocks,
     /// Reading and writing device memory, as in a decode
     Memory,
-    /// One after the other
+    /// Gemm, blocks and memory, one after the other
     All,
+    /// The steps of a decoder, beside copies between its GPU and host memory
+    Decode,
 }
 
 impl Interference {
@@ -39,6 +41,8 @@ impl Interference {
             Self::Blocks => &[LoadName::Blocks],
             Self::Memory => &[LoadName::Memory],
             Self::All => &[LoadName::Gemm, LoadName::Blocks, LoadName::Memory],
+            // Measured by `decode.rs`, which has its own.
+            Self::Decode => &[],
         }
     }
 }
@@ -95,7 +99,7 @@ impl WindowRan {
 }
 
 /// Time between the beginnings of two bursts.
-const BURST_PERIOD: Duration = Duration::from_millis(50);
+pub(crate) const BURST_PERIOD: Duration = Duration::from_millis(50);
 const RUNS: usize = 3;
 const PRIORITIES: [&str; 2] = ["high", "normal"];
 const PATTERNS: [&str; 2] = ["back_to_back", "paced"];
@@ -135,7 +139,8 @@ pub(crate) fn window(
             while begins < length {
                 sleep_until(begins);
                 begins = (begins + BURST_PERIOD).min(length);
-                let due = bytes_per_second * begins.as_secs_f64();
+                // A rate that is whole bursts is met by whole bursts, however the product is rounded.
+                let due = (bytes_per_second * begins.as_secs_f64()).round();
                 while sent < due && (sent == 0.0 || start.elapsed() < length) {
                     transfer()?;
                     sent += bytes.max(1) as f64;
@@ -552,6 +557,8 @@ mod tests {
         let pace = Pace::Bursts { bytes_per_second: 20_000.0 };
         assert_eq!(transfers(pace, 150, 100), 30);
         assert_eq!(transfers(pace, 150, 700), 5);
+        let exact = Pace::Bursts { bytes_per_second: 2.5 * f64::from(1 << 30) };
+        assert_eq!(transfers(exact, 400, 128 << 20), 8, "one a burst");
         assert_eq!(transfers(pace, 150, 1_000_000), 1, "a large transfer skips bursts");
         assert_eq!(transfers(pace, 10, 100), 2, "a window shorter than a burst");
         assert_eq!(transfers(Pace::Nothing, 10, 100), 0);

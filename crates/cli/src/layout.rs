@@ -167,6 +167,28 @@ impl Layout {
         })
     }
 
+    /// The same copies the other way: what was read is written.
+    pub fn reversed(mut self) -> Self {
+        std::mem::swap(&mut self.source_bytes, &mut self.destination_bytes);
+        for piece in &mut self.pieces {
+            std::mem::swap(&mut piece.source, &mut piece.destination);
+        }
+        if let Some(paged) = &mut self.paged {
+            paged.reverse();
+        }
+        self
+    }
+
+    /// The same source, and the pieces end to end at the destination, in the order of the list.
+    pub fn packed(mut self) -> Self {
+        let mut end = RESERVE;
+        for piece in &mut self.pieces {
+            piece.destination = end;
+            end += piece.len;
+        }
+        Self::new(self.pieces, self.source_bytes, end + RESERVE)
+    }
+
     /// Bytes that the transfer moves.
     pub fn bytes(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.len).sum()

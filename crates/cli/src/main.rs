@@ -4,6 +4,7 @@
 mod bench;
 mod case;
 mod chaos;
+mod decode;
 mod doctor;
 pub mod forms;
 mod interference;
@@ -11,7 +12,9 @@ pub mod layout;
 mod machine;
 pub mod model;
 mod mooncake;
+mod offload;
 pub mod pattern;
+mod plot;
 pub mod random;
 mod report;
 mod room;
@@ -36,7 +39,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Moves named shapes, or a model's KV cache, between two processes and verifies every byte
-    Bench(bench::Options),
+    Bench(Box<bench::Options>),
     /// Moves random pieces in every form between two processes for minutes, verifies each round,
     /// and fails if anything leaks
     Soak(soak::Options),
@@ -48,6 +51,9 @@ enum Command {
     /// One of the two processes of a bench; it reads commands from standard input
     #[command(hide = true)]
     Worker(worker::Options),
+    /// A decoder that prints its steps, for `bench --interference decode`
+    #[command(hide = true)]
+    Decoder(decode::program::Options),
 }
 
 fn main() -> ExitCode {
@@ -60,6 +66,7 @@ fn main() -> ExitCode {
         Command::Serve(options) => serve::run(&options),
         Command::Doctor(options) => doctor::run(&options),
         Command::Worker(options) => worker::run(&options),
+        Command::Decoder(options) => decode::program::run(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -233,6 +233,59 @@ fn batches_in_flight_are_counted_together_and_verified() {
 }
 
 #[test]
+fn offload_is_measured_in_every_mode_on_host_memory_and_drawn() {
+    let directory = tempfile::tempdir().expect("a folder");
+    let [json, plot] = ["out.jsonl", "out.svg"].map(|name| directory.path().join(name));
+    let [json_path, plot_path] = [&json, &plot].map(|path| path.to_str().expect("text"));
+    let arguments =
+        "bench --transport offload --shape R6 --cache 8x4x1024 --most-pieces 100 --iterations 2";
+    let files = ["--json", json_path, "--plot", plot_path];
+    let output = kvferry(&[&arguments.split(' ').collect::<Vec<_>>()[..], &files].concat(), &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let rows = rows(&json);
+    assert_eq!(rows.len(), 2 * 3 * 4, "shapes, directions, modes");
+    assert!(rows.iter().all(|row| row["verified"] == true && row["device"] == "host"));
+    let said = text(&output.stdout);
+    assert!(said.contains("kv 8x4x1024") && said.contains("of the shortest p50"), "{said}");
+    assert!(std::fs::read_to_string(&plot).expect("drawn").contains("staged"));
+}
+
+#[test]
+fn a_decoder_is_measured_in_both_processes_and_may_be_a_program_of_the_users() {
+    let directory = tempfile::tempdir().expect("a folder");
+    let json = directory.path().join("out.jsonl");
+    let path = json.to_str().expect("text");
+    let common = "bench --interference decode --cache 8x4x4096 --mode direct,auto --op both --layout strided --window 300 --runs 1 --rate 0.01";
+    let common: Vec<_> = common.split(' ').chain(["--json", path]).collect();
+    let output = kvferry(&common, &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let measured = rows(&json);
+    let processes: Vec<_> = measured.iter().map(|row| row["process"].as_str()).collect();
+    assert_eq!(
+        processes,
+        [Some("same"); 3].into_iter().chain([Some("other"); 3]).collect::<Vec<_>>()
+    );
+    assert!(measured.iter().all(|row| row["verified"] == true));
+    let steps = |rows: &[Value]| rows.iter().filter_map(|row| row["steps"].as_u64()).sum::<u64>();
+    assert!(steps(&measured[..3]) > 0 && steps(&measured[3..]) > 0, "{measured:?}");
+
+    // Any program that prints such lines will do, through any shell command.
+    let program = directory.path().join("decoder.sh");
+    let own = env!("CARGO_BIN_EXE_kvferry");
+    let script = format!("{own} decoder --device host | sed -u s/reads/users/\n");
+    std::fs::write(&program, script).expect("written");
+    let command = format!("sh {}", program.display());
+    let more = ["--process", "other", "--decode-program", &command];
+    let output = kvferry(&[&common[..], &more].concat(), &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let measured = rows(&json);
+    assert!(measured.len() == 3 && steps(&measured) > 0, "{measured:?}");
+    for row in &measured {
+        assert!(row["decoder"].as_str().is_some_and(|it| it.starts_with("users ")), "{row}");
+    }
+}
+
+#[test]
 fn a_soak_verifies_random_rounds_and_reports_what_grew() {
     let arguments = ["soak", "--minutes", "0.03", "--most-mib", "1", "--seed", "11"];
     let output = kvferry(&[&arguments[..], &["--threads", "3"]].concat(), &[]);
@@ -277,6 +330,52 @@ fn a_mistake_of_the_user_is_answered_with_what_would_be_right() {
             &["bench", "--transport", "tcp", "--peer", "mooncake"],
             &[("KVFERRY_MOONCAKE_PYTHON", "/nowhere/python3")],
             "KVFERRY_MOONCAKE_PYTHON names another interpreter, KVFERRY_MOONCAKE_PATH a folder",
+        ),
+        (&["bench", "--mode", "staged"], &[], "of --transport offload"),
+        (&["bench", "--op", "h2d"], &[], "of --transport offload"),
+        (&["bench", "--transport", "offload", "--op", "write"], &[], "h2d, d2h, both or all"),
+        (&["bench", "--transport", "offload", "--mode", "fast"], &[], "staged"),
+        (&["bench", "--transport", "offload", "--cache", "4x4"], &[], "PAGESxLAYERSxBYTES"),
+        (&["bench", "--transport", "offload", "--samples", "4"], &[], "--json"),
+        (&["bench", "--transport", "offload", "--model", "qwen3-4b"], &[], "use --cache"),
+        (&["bench", "--transport", "offload", "--bare"], &[], "leave --peer-device, --bare"),
+        (
+            &["bench", "--transport", "offload", "--grid", "--most-pieces", "3"],
+            &[],
+            "16 pieces or more",
+        ),
+        (
+            &["bench", "--transport", "offload", "--interference", "gemm"],
+            &[],
+            "beside --interference decode",
+        ),
+        (&["bench", "--interference", "decode", "--shape", "R6"], &[], "use --cache"),
+        (&["bench", "--interference", "decode", "--sweep"], &[], "without --interference"),
+        (&["bench", "--interference", "decode", "--cache", "1x1x1,2x2x2"], &[], "one --cache"),
+        (&["bench", "--interference", "decode", "--runs", "0"], &[], "--runs"),
+        (&["bench", "--interference", "gemm", "--runs", "2"], &[], "of --interference decode"),
+        (&["bench", "--transport", "offload", "--process", "same"], &[], "of --interference"),
+        (
+            &["bench", "--interference", "decode", "--process", "same", "--decode-program", "x"],
+            &[],
+            "add --process other",
+        ),
+        (&["bench", "--transport", "offload", "--head-slice", "1/4"], &[], "--head-slice"),
+        (&["bench", "--interference", "decode", "--transport", "tcp"], &[], "--transport"),
+        (
+            &[
+                "bench",
+                "--interference",
+                "decode",
+                "--cache",
+                "1x1x64",
+                "--process",
+                "other",
+                "--decode-program",
+                "echo hello",
+            ],
+            &[],
+            "no step",
         ),
         (&["soak", "--minutes", "0"], &[], "more than 0"),
         (&["bench", "--shape", "R2", "--device", "cuda:999"], &[], "no device cuda:999"),

@@ -50,5 +50,5 @@ pub use host_bytes::HostBytes;
 pub use pinned::PinnedMemory;
 pub use queue::{
     CompactCopy, CompactEnd, Completions, Consumer, CopyDescriptor, CopySource, Producer, Queue,
-    QueueOptions, SliceSource, Ticket, Work,
+    QueueOptions, Rows, SliceSource, Stage, StageSource, Staged, Ticket, Work,
 };

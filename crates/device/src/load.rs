@@ -8,6 +8,8 @@
 //!
 //! Nothing that moves bytes uses this module.
 
+mod processor;
+
 use std::fmt::{self, Display};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -26,15 +28,22 @@ pub enum LoadKind {
     Blocks,
     /// Reading and writing a large buffer, as memory-bound as a decode.
     Memory,
+    /// The decode of a small batch: each step reads the weights of all layers in a few kernels a
+    /// layer, one graph launch, and is waited for before the next begins.
+    Decode,
 }
 
 impl LoadKind {
-    /// `gemm`, `blocks` or `memory`.
+    /// Every kind.
+    pub const ALL: [Self; 4] = [Self::Gemm, Self::Blocks, Self::Memory, Self::Decode];
+
+    /// `gemm`, `blocks`, `memory` or `decode`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gemm => "gemm",
             Self::Blocks => "blocks",
             Self::Memory => "memory",
+            Self::Decode => "decode",
         }
     }
 }
@@ -129,21 +138,41 @@ impl Loads {
     /// # Errors
     /// [`LoadError::Unsupported`], [`LoadError::NoThread`], or what the device's calls fail with.
     pub fn start(&self, kind: LoadKind, timing: bool) -> Result<Load, LoadError> {
+        self.start_with(kind, timing, None)
+    }
+
+    /// As [`Loads::start`] with `timing`; `tell` is told how long each step took as it ends, on the
+    /// load's own thread, which goes on when it returns.
+    ///
+    /// # Errors
+    /// As [`Loads::start`].
+    pub fn start_told(&self, kind: LoadKind, tell: Tell) -> Result<Load, LoadError> {
+        self.start_with(kind, true, Some(tell))
+    }
+
+    fn start_with(
+        &self,
+        kind: LoadKind,
+        timing: bool,
+        tell: Option<Tell>,
+    ) -> Result<Load, LoadError> {
         let (about, bodies) = match &self.backend {
             Backend::Processor => processor::bodies(kind),
             #[cfg(feature = "cuda")]
             Backend::Cuda(loads) => {
-                let (about, running) = loads.prepare(kind)?;
-                let body: Body = Box::new(move |shared| running.run(shared));
+                let (about, body) = loads.prepare(kind)?;
                 (about, vec![body])
             }
         };
-        Load::start(&self.device, about, timing, bodies)
+        Load::start(&self.device, about, Shared::new(timing, tell), bodies)
     }
 }
 
+/// Is told how long a step took.
+pub type Tell = Box<dyn Fn(Duration) + Send + Sync>;
+
 /// What a thread of a load does until [`Shared::stopping`].
-type Body = Box<dyn FnOnce(&Shared) -> Result<(), LoadError> + Send>;
+pub(crate) type Body = Box<dyn FnOnce(&Shared) -> Result<(), LoadError> + Send>;
 
 /// A load that runs until it is dropped; dropping waits for the steps that were queued.
 #[derive(Debug)]
@@ -164,7 +193,8 @@ pub struct Progress {
     ///
     /// On a GPU this is the time between the ends of two steps by the GPU's own clock, to half a
     /// microsecond: steps follow each other without a gap, and when the host comes to look does not
-    /// matter. On a processor it is that of the step's thread.
+    /// matter. On a processor it is that of the step's thread. A decode step is timed by the host
+    /// on both, from its launch until the host sees its end: that is what a token waits for.
     pub durations: Vec<Duration>,
 }
 
@@ -179,10 +209,10 @@ impl Load {
     fn start(
         device: &str,
         about: String,
-        timing: bool,
+        shared: Shared,
         bodies: Vec<Body>,
     ) -> Result<Self, LoadError> {
-        let shared = Arc::new(Shared::new(timing));
+        let shared = Arc::new(shared);
         let mut load = Self { about, shared, threads: Vec::with_capacity(bodies.len()) };
         for body in bodies {
             let shared = Arc::clone(&load.shared);
@@ -232,12 +262,18 @@ impl Drop for Load {
 }
 
 /// What a load's threads and its owner share. Touched once a step.
-#[derive(Debug)]
 pub(crate) struct Shared {
     timing: bool,
+    tell: Option<Tell>,
     stop: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("timing", &self.timing).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -249,10 +285,11 @@ struct State {
 }
 
 impl Shared {
-    fn new(timing: bool) -> Self {
+    fn new(timing: bool, tell: Option<Tell>) -> Self {
         let state = State { steps: 0, at: Instant::now(), durations: Vec::new(), failed: None };
         Self {
             timing,
+            tell,
             stop: AtomicBool::new(false),
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -271,6 +308,9 @@ impl Shared {
 
     /// Counts steps that have ended just now.
     pub(crate) fn add(&self, steps: u64, duration: Option<Duration>) {
+        if let (Some(tell), Some(duration)) = (&self.tell, duration) {
+            tell(duration);
+        }
         let mut state = self.lock();
         state.steps += steps;
         state.at = Instant::now();
@@ -310,84 +350,6 @@ impl Shared {
     }
 }
 
-/// Loads for the processor, one thread for each.
-mod processor {
-    use std::hint::black_box;
-
-    use super::*;
-
-    /// Rows and columns of the matrices.
-    const SIDE: usize = 96;
-    const MULTIPLY_ADDS: u32 = 20_000;
-    /// Eight-byte words of a thread's buffer: 8 MiB, more than its own caches hold.
-    const WORDS: usize = 1 << 20;
-
-    pub(super) fn bodies(kind: LoadKind) -> (String, Vec<Body>) {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let step = match kind {
-            LoadKind::Gemm => format!("float product of {SIDE} x {SIDE} by {SIDE} x {SIDE}"),
-            LoadKind::Blocks => format!("{MULTIPLY_ADDS} multiply-adds"),
-            LoadKind::Memory => format!("reads and writes {} MB", WORDS * 8 / 1_000_000),
-        };
-        let body = || -> Body {
-            Box::new(move |shared| {
-                match kind {
-                    LoadKind::Gemm => {
-                        let (a, b) = (vec![0.5; SIDE * SIDE], vec![0.25; SIDE * SIDE]);
-                        let mut c = vec![0.0; SIDE * SIDE];
-                        repeat(shared, || product(&a, &b, black_box(&mut c)));
-                    }
-                    LoadKind::Blocks => {
-                        let mut point = (1.0, 0.5);
-                        repeat(shared, || point = turn(black_box(point)));
-                    }
-                    LoadKind::Memory => {
-                        let mut words = vec![0_u64; WORDS];
-                        repeat(shared, || {
-                            for word in black_box(&mut words) {
-                                *word = word.wrapping_add(1);
-                            }
-                        });
-                    }
-                }
-                Ok(())
-            })
-        };
-        let about = format!("{step}, on each of {threads} processors");
-        (about, (0..threads).map(|_| body()).collect())
-    }
-
-    fn repeat(shared: &Shared, mut step: impl FnMut()) {
-        while !shared.stopping() {
-            let start = shared.timing().then(Instant::now);
-            step();
-            shared.add(1, start.map(|start| start.elapsed()));
-        }
-    }
-
-    /// Row by row, so that the inner loop runs along memory.
-    fn product(a: &[f32], b: &[f32], c: &mut [f32]) {
-        for (row, sums) in c.chunks_exact_mut(SIDE).enumerate() {
-            sums.fill(0.0);
-            for (depth, others) in b.chunks_exact(SIDE).enumerate() {
-                let factor = a[row * SIDE + depth];
-                for (sum, other) in sums.iter_mut().zip(others) {
-                    *sum += factor * other;
-                }
-            }
-        }
-    }
-
-    /// Turns a point about the origin, so that the numbers neither grow nor come to rest.
-    fn turn((mut x, mut y): (f32, f32)) -> (f32, f32) {
-        for _ in 0..MULTIPLY_ADDS / 2 {
-            x -= 0.1 * y;
-            y += 0.1 * x;
-        }
-        (x, y)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Weak;
@@ -414,7 +376,7 @@ mod tests {
 
     #[test]
     fn every_load_runs_from_start_on_and_reports_the_steps_since_the_last_reading() {
-        for kind in [LoadKind::Gemm, LoadKind::Blocks, LoadKind::Memory] {
+        for kind in LoadKind::ALL {
             let load = host_loads().start(kind, true).expect("it starts");
             let first = load.read().expect("it runs");
             assert!(first.steps > 0, "{kind}: start waits for a step");
@@ -433,6 +395,18 @@ mod tests {
     }
 
     #[test]
+    fn each_step_is_told_as_it_ends() {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let list = Arc::clone(&told);
+        let tell: Tell = Box::new(move |took| list.lock().expect("no panic").push(took));
+        let load = host_loads().start_told(LoadKind::Decode, tell).expect("it starts");
+        let read = read_past(&load, 2).durations;
+        let told = told.lock().expect("no panic");
+        assert!(told.len() >= read.len(), "{} of {}", told.len(), read.len());
+        assert_eq!(told[..read.len()], read);
+    }
+
+    #[test]
     fn a_dropped_load_has_ended_all_its_threads() {
         let load = host_loads().start(LoadKind::Memory, true).expect("it starts");
         let shared: Weak<Shared> = Arc::downgrade(&load.shared);
@@ -445,7 +419,8 @@ mod tests {
     fn a_load_that_fails_says_why_at_its_start_and_when_read() {
         let lost = || Error::Lost { device: "cuda:0".into(), cause: "it is gone".into() };
         let body: Body = Box::new(move |_| Err(lost().into()));
-        let error = Load::start("cuda:0", String::new(), true, vec![body]).expect_err("no step");
+        let error = Load::start("cuda:0", String::new(), Shared::new(true, None), vec![body])
+            .expect_err("no step");
         assert_eq!(error, LoadError::Device(lost()));
 
         let body: Body = Box::new(move |shared| {
@@ -455,7 +430,8 @@ mod tests {
             }
             Ok(())
         });
-        let load = Load::start("cuda:0", String::new(), true, vec![body]).expect("one step");
+        let load = Load::start("cuda:0", String::new(), Shared::new(true, None), vec![body])
+            .expect("one step");
         load.shared.fail(lost().into());
         assert_eq!(load.read().expect_err("it ended"), LoadError::Device(lost()));
     }

@@ -11,12 +11,14 @@ use crate::buffer::Buffer;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::mapping::MappingCache;
+use crate::pinned::PinnedAccount;
 use crate::plan::Op;
 use crate::profile::Tuning;
 use crate::registry::Registry;
 use crate::request::{Copies, Part, SubmitOptions};
 use crate::segment::{AllocationKey, Exports, Identity, NoExports, Segment};
 use crate::target::Target;
+use crate::transport::Choice;
 use crate::transport::peer::{Peer, Submitted};
 use crate::transport::tcp::{Listener, Tcp};
 
@@ -54,9 +56,9 @@ impl Engine {
             incarnation,
             peer: Peer::new(&config, &devices)?,
             mappings: Arc::new(MappingCache::new(&config)),
+            registry: Registry::of_engine(incarnation, PinnedAccount::new(&config)),
             config,
             devices,
-            registry: Registry::of_engine(incarnation),
             tcp: Mutex::default(),
             batches: Batches::default(),
             notifier: OnceLock::new(),
@@ -153,6 +155,25 @@ impl Engine {
         // SAFETY: the buffer owns the memory and unregisters it before freeing it.
         unsafe { self.register(memory.addr(), memory.len()) }?;
         Ok(Buffer::new(Arc::clone(self), Arc::clone(device), memory))
+    }
+
+    /// Page-locks registered host memory for a device of this engine, the whole allocation that
+    /// `addr` lies in, until its last region is unregistered. The first transfer would do it, and
+    /// take as long.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRegion`], [`Error::PinnedBudget`], and the device's.
+    pub fn lock_host(&self, addr: u64, device: &Arc<dyn Device>) -> Result<()> {
+        let region = self.registry.pin_at(addr).ok_or(Error::UnknownRegion { addr })?;
+        if region.region().allocation.device != device.info().uuid {
+            self.registry.lock_host(region.region().allocation, device)?;
+        }
+        Ok(())
+    }
+
+    /// The account of page-locked host memory, for whoever locks more of it.
+    pub fn pinned_account(&self) -> &Arc<PinnedAccount> {
+        self.registry.pinned()
     }
 
     /// What peers need to know of the registered memory, now.
@@ -302,9 +323,9 @@ impl Engine {
         if let Some(error) = &submitted.failure {
             tracing::warn!(%error, "a batch failed while it was submitted");
         }
-        let Submitted { pending, failure, bytes, path, holds } = submitted;
+        let Submitted { pending, failure, bytes, path, choice, holds } = submitted;
         let pending = AllPending { submissions: pending.into(), transfer };
-        let id = self.batches.insert_running(pending, failure, bytes, path, holds);
+        let id = self.batches.insert_running(pending, failure, bytes, (path, choice), holds);
         if let Some(notifier) = self.notifier.get() {
             notifier.wake();
         }
@@ -347,6 +368,14 @@ impl Engine {
             self.ended(id, &status);
         }
         Ok(status)
+    }
+
+    /// Which way a batch went between a GPU and host memory, and why; none for other batches.
+    ///
+    /// # Errors
+    /// [`Error::UnknownBatch`].
+    pub fn choice(&self, id: BatchId) -> Result<Option<Choice>> {
+        self.batches.choice(id)
     }
 
     fn has_ended(&self, pending: &AllPending) -> Result<bool, kvferry_device::Error> {
@@ -410,6 +439,12 @@ impl Engine {
     /// them.
     pub fn staging_bytes(&self) -> u64 {
         self.of_tcp(Tcp::slot_bytes)
+    }
+
+    /// Bytes of device memory that staged offload passes through, made so far
+    /// (`MC_KVFERRY_OFFLOAD_BOUNCE_MB`).
+    pub fn bounce_bytes(&self) -> u64 {
+        self.peer.bounce_bytes()
     }
 
     /// A number of the TCP transport's, if there is one.

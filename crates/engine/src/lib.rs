@@ -13,6 +13,7 @@ mod error;
 mod lease;
 mod mapping;
 pub mod measure;
+mod pinned;
 mod plan;
 pub mod profile;
 mod proof;
@@ -29,6 +30,7 @@ pub use devices::{BadDeviceName, DeviceName, open_device, visible_gpus};
 pub use engine::Engine;
 pub use error::{Error, FormError, FormPage, FormPiece, RangeError, Result, Side};
 pub use lease::Lease;
+pub use pinned::{PinnedAccount, PinnedShare};
 pub use plan::{FormPieces, Op, Paged, Pages, Range, Strided};
 pub use profile::{Profile, Tuning};
 pub use proof::{Loan, Mismatch, Probe};
@@ -38,6 +40,7 @@ pub use segment::{
 };
 pub use target::Target;
 pub use transport::tcp::Listener;
+pub use transport::{Choice, Reason};
 
 /// The device layer: what an engine runs on.
 pub use kvferry_device as device;

@@ -9,6 +9,7 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::plan::{Op, Range, Scratch, Want};
 use crate::target::Target;
+use crate::transport::place::RangePlan;
 
 /// Times a bare launch: the descriptors lie packed in the ring, one launch covers them all, and
 /// each duration is from that launch to its completion. `None` where the device has no kernel, or
@@ -30,36 +31,12 @@ pub fn bare_launches(
     if !kernel || plan.checked.large > 0 {
         return Ok(None);
     }
-    let mut descriptors = vec![CopyDescriptor::default(); ranges.len()];
-    let mut pieces = plan.pieces(Want::Small);
-    let mut count = 0;
-    loop {
-        if count == descriptors.len() {
-            // Tiles can be more than ranges.
-            descriptors.resize(count * 2 + 1, CopyDescriptor::default());
-        }
-        match pieces.fill(&mut descriptors[count..]) {
-            0 => break,
-            filled => count += filled,
-        }
-    }
-    descriptors.truncate(count);
+    let mut descriptors = Vec::new();
+    let count = pack(&plan, ranges.len(), &mut descriptors);
     if count == 0 {
         return Ok(None);
     }
-    let values = engine.peer().tuning(plan.device).values;
-    let options = QueueOptions {
-        ring_slots: 1,
-        // One more than it holds, so that the queue sees the end without asking for another slot.
-        slot_descriptors: count + 1,
-        first_descriptors: count + 1,
-        streams: 1,
-        max_grid_blocks: values.max_grid_blocks,
-        high_priority: engine.config().high_priority,
-        stall_timeout: engine.config().stall_timeout,
-        tile_bytes: values.tile_bytes,
-    };
-    let mut queue = Arc::clone(device).queue(&options)?;
+    let mut queue = Arc::clone(device).queue(&queue_options(engine, plan.device, count, 1))?;
     let completions = queue.completions();
     let mut took = Vec::with_capacity(times);
     for _ in 0..times {
@@ -78,6 +55,121 @@ pub fn bare_launches(
         took.push(start.elapsed());
     }
     Ok(Some(took))
+}
+
+/// Times the kernel of such a list: one launch covers it all, so many follow each other on one
+/// stream, and a duration is the time of a launch of such a row. Starting a launch is hidden behind
+/// the one before. Where packing takes longer than the kernel, which it does for pieces of a few
+/// hundred bytes, that is what is timed; so this is never less than what the kernel takes. `None`
+/// as for [`bare_launches`].
+///
+/// # Errors
+/// As [`Engine::submit`].
+pub fn bare_kernel(
+    engine: &Engine,
+    target: &Target,
+    op: Op,
+    ranges: &[Range],
+    times: usize,
+) -> Result<Option<Vec<Duration>>> {
+    let mut scratch = Scratch::default();
+    let plan = engine.peer().plan_ranges(&mut scratch, engine.registry(), target, op, ranges)?;
+    let device = engine.peer().device(plan.device);
+    let kernel = device.info().capabilities.contains(kvferry_device::Capabilities::KERNEL);
+    let mut descriptors = Vec::new();
+    let count = pack(&plan, ranges.len(), &mut descriptors);
+    if !kernel || plan.checked.large > 0 || count == 0 {
+        return Ok(None);
+    }
+    let row = (ROW_DESCRIPTORS / count).clamp(2, 8);
+    let mut queue = Arc::clone(device).queue(&queue_options(engine, plan.device, count, row))?;
+    let completions = queue.completions();
+    let mut took = Vec::with_capacity(times);
+    // The first row warms up.
+    for repeat in 0..=times {
+        let start = Instant::now();
+        let mut last = None;
+        for _ in 0..row {
+            let mut pieces = Prepacked { descriptors: &descriptors, at: 0, packed: false };
+            // SAFETY: as in `bare_launches`. Launches of a row write the same bytes to the same
+            // places.
+            let submitted = unsafe { queue.submit(&mut Work::pieces(&mut pieces)) };
+            last = Some(submitted.map_err(|error| error.error)?);
+        }
+        while last.is_some_and(|ticket| !completions.done(ticket)) {
+            std::hint::spin_loop();
+            if start.elapsed() > engine.config().stall_timeout {
+                queue.check()?;
+            }
+        }
+        if repeat > 0 {
+            took.push(start.elapsed() / row as u32);
+        }
+    }
+    Ok(Some(took))
+}
+
+/// Descriptors of the launches of a row together, about: 48 MB of pinned memory.
+const ROW_DESCRIPTORS: usize = 2_000_000;
+
+/// Times checking and packing a list, without submitting it.
+///
+/// # Errors
+/// As [`Engine::submit`].
+pub fn packing(
+    engine: &Engine,
+    target: &Target,
+    op: Op,
+    ranges: &[Range],
+    times: usize,
+) -> Result<Vec<Duration>> {
+    let mut scratch = Scratch::default();
+    let mut descriptors = Vec::new();
+    let mut took = Vec::with_capacity(times);
+    for _ in 0..times {
+        let start = Instant::now();
+        let plan =
+            engine.peer().plan_ranges(&mut scratch, engine.registry(), target, op, ranges)?;
+        pack(&plan, ranges.len(), &mut descriptors);
+        took.push(start.elapsed());
+    }
+    Ok(took)
+}
+
+/// Packs what a launch copies to the front of `descriptors`, which grows where it must, and returns
+/// how many they are.
+fn pack(plan: &RangePlan<'_>, ranges: usize, descriptors: &mut Vec<CopyDescriptor>) -> usize {
+    descriptors.resize(descriptors.len().max(ranges), CopyDescriptor::default());
+    let mut pieces = plan.pieces(Want::Small);
+    let mut count = 0;
+    loop {
+        if count == descriptors.len() {
+            // Tiles can be more than ranges.
+            descriptors.resize(count * 2 + 1, CopyDescriptor::default());
+        }
+        match pieces.fill(&mut descriptors[count..]) {
+            0 => break,
+            filled => count += filled,
+        }
+    }
+    descriptors.truncate(count);
+    count
+}
+
+/// A queue of one stream, whose slots hold so many descriptors, each a launch.
+fn queue_options(engine: &Engine, device: usize, descriptors: usize, slots: usize) -> QueueOptions {
+    let values = engine.peer().tuning(device).values;
+    QueueOptions {
+        ring_slots: slots,
+        // One more than it holds, so that the queue sees the end without asking for another slot.
+        slot_descriptors: descriptors + 1,
+        first_descriptors: descriptors + 1,
+        streams: 1,
+        max_grid_blocks: values.max_grid_blocks,
+        high_priority: engine.config().high_priority,
+        stall_timeout: engine.config().stall_timeout,
+        tile_bytes: values.tile_bytes,
+    }
 }
 
 /// Packs the slot the first time. Afterwards the ring's only slot holds the descriptors already,

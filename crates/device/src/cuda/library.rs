@@ -207,6 +207,13 @@ symbols! {
         );
     }
     optional {
+        cuGraphInstantiateWithFlags(
+            executable: *mut sys::CUgraphExec,
+            graph: sys::CUgraph,
+            flags: c_ulonglong
+        );
+        cuGraphLaunch(executable: sys::CUgraphExec, stream: sys::CUstream);
+        cuGraphExecDestroy(executable: sys::CUgraphExec);
         cuMemRetainAllocationHandle(handle: *mut sys::CUmemGenericAllocationHandle, addr: *mut c_void);
         cuMemRelease(handle: sys::CUmemGenericAllocationHandle);
         cuMemGetAllocationPropertiesFromHandle(

@@ -3,21 +3,27 @@
 //! A load has a stream of its own, not blocking and of normal priority, in the device's primary
 //! context: to the GPU it is the model of the process that moves bytes. One thread keeps a few
 //! steps queued and waits for the oldest by an event. It never waits for the device, and while it
-//! waits it sleeps, so that it takes no processor from the thread that submits transfers.
+//! waits it sleeps, so that it takes no processor from the thread that submits transfers. The decode
+//! load alone waits for every step before it launches the next, as a decoder does that has to see
+//! the token (`decode.rs`).
 
-use std::ffi::{CString, c_uint, c_void};
+mod decode;
+mod module;
+mod steps;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::sys;
 
-use super::compile::{Compiler, no_compiler, targets};
+use self::decode::Decode;
+use self::module::{Buffer, Module};
+use self::steps::{Launch, Running};
 use super::context::Context;
-use super::library::{Cuda, Failure};
+use super::library::Cuda;
 use super::{count_devices, identity};
 use crate::error::{Error, Result};
-use crate::kernel::NoKernel;
-use crate::load::{LoadError, LoadKind, Shared};
+use crate::load::{Body, LoadError, LoadKind};
 
 const SOURCE: &str = include_str!("../../../../kernels/load.cu");
 
@@ -41,10 +47,6 @@ const MEMORY_BYTES: u64 = 2 << 30;
 
 /// Seeds of the product's operands.
 const SEEDS: [u32; 2] = [1, 1 << 30];
-
-/// Events that may be waiting. Without timing an event stands for several steps.
-const QUEUED: u64 = 4;
-const STEPS_OF_AN_UNTIMED_EVENT: u64 = 4;
 
 /// The loads, compiled for one GPU.
 #[derive(Debug)]
@@ -100,12 +102,17 @@ impl CudaLoads {
     }
 
     /// What is needed to run a load, and what a step of it does.
-    pub(crate) fn prepare(&self, kind: LoadKind) -> Result<(String, Running), LoadError> {
-        match kind {
-            LoadKind::Gemm => self.gemm(),
-            LoadKind::Blocks => Ok(self.blocks()?),
-            LoadKind::Memory => Ok(self.memory()?),
-        }
+    pub(crate) fn prepare(&self, kind: LoadKind) -> Result<(String, Body), LoadError> {
+        let (about, running) = match kind {
+            LoadKind::Gemm => self.gemm()?,
+            LoadKind::Blocks => self.blocks()?,
+            LoadKind::Memory => self.memory()?,
+            LoadKind::Decode => {
+                let decode = Decode::new(self)?;
+                return Ok((decode.about(), Box::new(move |shared| decode.run(shared))));
+            }
+        };
+        Ok((about, Box::new(move |shared| running.run(shared))))
     }
 
     fn gemm(&self) -> Result<(String, Running), LoadError> {
@@ -216,306 +223,6 @@ fn scaled(size: u32, took: Duration, wanted: Duration) -> u32 {
     (f64::from(size) * factor).round() as u32
 }
 
-/// The source, loaded into a device's context.
-#[derive(Debug)]
-struct Module {
-    context: Arc<Context>,
-    raw: sys::CUmodule,
-    fill: Function,
-    gemm: Function,
-    blocks: Function,
-    memory: Function,
-}
-
-/// A kernel; null where the architecture has none of that name.
-#[derive(Clone, Copy, Debug)]
-struct Function(sys::CUfunction);
-
-// SAFETY: a module and a function are names that the driver takes on any thread.
-unsafe impl Send for Module {}
-// SAFETY: as above; neither changes after it is loaded.
-unsafe impl Sync for Module {}
-
-impl Module {
-    fn compile(context: &Arc<Context>, capability: u32, source: &str) -> Result<Self, LoadError> {
-        let not_compiled = |NoKernel { reason, log }| LoadError::NotCompiled {
-            device: context.to_string(),
-            reason,
-            log,
-        };
-        let none = |reason| not_compiled(NoKernel { reason, log: String::new() });
-        let compiler = Compiler::load().map_err(|error| none(no_compiler(error)))?;
-        let mut refused = None;
-        for target in targets(&compiler.architectures, capability) {
-            let code =
-                compiler.compile_source(source, c"load.cu", &target).map_err(not_compiled)?;
-            match Self::load(context, &code) {
-                Ok(module) => return Ok(module),
-                Err(error) => refused = Some(format!("code for {target} does not load: {error}")),
-            }
-        }
-        Err(none(refused.unwrap_or_else(|| format!("NVRTC does not know sm_{capability}"))))
-    }
-
-    fn load(context: &Arc<Context>, code: &[u8]) -> Result<Self> {
-        let cuda = context.cuda;
-        let _scope = context.enter()?;
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: the code is whole, as NVRTC made it: a cubin, or PTX with the zero at its end.
-        // The driver copies it.
-        unsafe { cuda.cuModuleLoadData(&mut raw, code.as_ptr().cast::<c_void>()) }
-            .map_err(|failure| context.error(failure))?;
-        let none = Function(std::ptr::null_mut());
-        // From here on `Drop` unloads the module.
-        let mut module = Self {
-            context: Arc::clone(context),
-            raw,
-            fill: none,
-            gemm: none,
-            blocks: none,
-            memory: none,
-        };
-        module.fill = module.function("kvferry_load_fill")?;
-        module.blocks = module.function("kvferry_load_blocks")?;
-        module.memory = module.function("kvferry_load_memory")?;
-        // Older GPUs have no such kernel; `CudaLoads::gemm` refuses them before it is launched.
-        module.gemm = module.function("kvferry_load_gemm").unwrap_or(none);
-        Ok(module)
-    }
-
-    fn function(&self, name: &str) -> Result<Function> {
-        let name = CString::new(name).expect("a kernel's name is an identifier");
-        let mut function = std::ptr::null_mut();
-        // SAFETY: the module is loaded; the name ends with a zero.
-        unsafe { self.context.cuda.cuModuleGetFunction(&mut function, self.raw, name.as_ptr()) }
-            .map_err(|failure| self.context.error(failure))?;
-        Ok(Function(function))
-    }
-}
-
-impl Drop for Module {
-    fn drop(&mut self) {
-        let unloaded = self.context.enter().and_then(|_scope| {
-            // SAFETY: loaded by `load`, unloaded once; every `Running` holds the module until its
-            // stream is idle.
-            unsafe { self.context.cuda.cuModuleUnload(self.raw) }
-                .map_err(|failure| self.context.error(failure))
-        });
-        report(unloaded);
-    }
-}
-
-/// Device memory, freed on drop.
-#[derive(Debug)]
-struct Buffer {
-    context: Arc<Context>,
-    addr: sys::CUdeviceptr,
-}
-
-impl Buffer {
-    fn new(context: &Arc<Context>, bytes: u64) -> Result<Self> {
-        let _scope = context.enter()?;
-        let mut addr = 0;
-        // SAFETY: the context is current; the driver writes one address.
-        unsafe { context.cuda.cuMemAlloc_v2(&mut addr, bytes as usize) }.map_err(|failure| {
-            if failure.is(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) {
-                return Error::OutOfMemory { device: context.to_string(), kind: "device", bytes };
-            }
-            context.error(failure)
-        })?;
-        Ok(Self { context: Arc::clone(context), addr })
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        let freed = self.context.enter().and_then(|_scope| {
-            // SAFETY: allocated by `new`, freed once; `Running` drops its buffers after its stream
-            // is idle.
-            unsafe { self.context.cuda.cuMemFree_v2(self.addr) }
-                .map_err(|failure| self.context.error(failure))
-        });
-        report(freed);
-    }
-}
-
-/// One step: a kernel, its grid, and its arguments in the order of its parameters.
-#[derive(Debug)]
-struct Launch {
-    function: Function,
-    grid: [u32; 2],
-    /// A parameter of 32 bits is the low half of its word: CUDA's hosts are little-endian. Those
-    /// after the kernel's last parameter are not looked at.
-    arguments: [u64; 5],
-}
-
-/// A load with all that it needs.
-#[derive(Debug)]
-pub(crate) struct Running {
-    context: Arc<Context>,
-    stream: sys::CUstream,
-    /// A ring: those that wait, and the one before them, which a duration is measured from.
-    events: Vec<sys::CUevent>,
-    launch: Launch,
-    /// What the launch works on; freed after the stream is idle.
-    _buffers: Vec<Buffer>,
-    _module: Arc<Module>,
-}
-
-// SAFETY: streams, events and functions are names that the driver takes on any thread.
-unsafe impl Send for Running {}
-
-impl Running {
-    /// A stream and events; the launch is set afterwards.
-    fn new(loads: &CudaLoads, buffers: Vec<Buffer>) -> Result<Self> {
-        let context = &loads.context;
-        let cuda = context.cuda;
-        let _scope = context.enter()?;
-        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
-        let mut stream = std::ptr::null_mut();
-        // SAFETY: the context is current; the driver writes one stream. Priority 0 is normal.
-        unsafe { cuda.cuStreamCreateWithPriority(&mut stream, flags, 0) }
-            .map_err(|failure| context.error(failure))?;
-        // From here on `Drop` ends the stream and the events.
-        let mut running = Self {
-            context: Arc::clone(context),
-            stream,
-            events: Vec::new(),
-            launch: Launch { function: loads.module.fill, grid: [0, 0], arguments: [0; 5] },
-            _buffers: buffers,
-            _module: Arc::clone(&loads.module),
-        };
-        // A thread that waits sleeps, see above.
-        let flags = sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as c_uint;
-        for _ in 0..QUEUED + 2 {
-            let mut event = std::ptr::null_mut();
-            // SAFETY: the context is current; the driver writes one event.
-            unsafe { cuda.cuEventCreate(&mut event, flags) }
-                .map_err(|failure| context.error(failure))?;
-            running.events.push(event);
-        }
-        Ok(running)
-    }
-
-    /// Repeats the step until the load is dropped.
-    pub(crate) fn run(&self, shared: &Shared) -> Result<(), LoadError> {
-        let _scope = self.context.enter()?;
-        let steps = if shared.timing() { 1 } else { STEPS_OF_AN_UNTIMED_EVENT };
-        // Events recorded, and those of them that were seen to fire, after event 0.
-        let (mut recorded, mut seen) = (0, 0);
-        self.record(0)?;
-        while !shared.stopping() {
-            for _ in 0..steps {
-                self.step()?;
-            }
-            recorded += 1;
-            self.record(recorded)?;
-            if recorded - seen > QUEUED {
-                seen += 1;
-                self.wait(seen)?;
-                let duration = match shared.timing() {
-                    true => Some(self.elapsed(seen - 1, seen)?),
-                    false => None,
-                };
-                shared.add(steps, duration);
-            }
-        }
-        Ok(())
-    }
-
-    /// How long a step takes on a GPU that has been busy for a while, so that its clock is up.
-    fn step_time(&self) -> Result<Duration> {
-        const WARM_UP: u32 = 20;
-        const TIMED: u32 = 5;
-        self.time(WARM_UP)?;
-        Ok(self.time(TIMED)? / TIMED)
-    }
-
-    /// Runs `steps` steps and waits for them.
-    fn time(&self, steps: u32) -> Result<Duration> {
-        let _scope = self.context.enter()?;
-        self.record(0)?;
-        for _ in 0..steps {
-            self.step()?;
-        }
-        self.record(1)?;
-        self.wait(1)?;
-        self.elapsed(0, 1)
-    }
-
-    fn step(&self) -> Result<()> {
-        let mut arguments: [*mut c_void; 5] = (self.launch.arguments.each_ref())
-            .map(|argument| std::ptr::from_ref(argument).cast_mut().cast());
-        // SAFETY: `CudaLoads` builds launches with the parameters of their kernels and buffers of
-        // the sizes that these say, which live as long as `self`. The driver only reads the
-        // arguments, before it returns.
-        unsafe {
-            self.context.cuda.cuLaunchKernel(
-                self.launch.function.0,
-                self.launch.grid[0],
-                self.launch.grid[1],
-                1,
-                BLOCK_THREADS,
-                1,
-                1,
-                0,
-                self.stream,
-                arguments.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        }
-        .map_err(|failure| self.context.error(failure))
-    }
-
-    fn event(&self, number: u64) -> sys::CUevent {
-        self.events[(number % self.events.len() as u64) as usize]
-    }
-
-    fn record(&self, number: u64) -> Result<()> {
-        // SAFETY: both belong to `self` and live.
-        unsafe { self.context.cuda.cuEventRecord(self.event(number), self.stream) }
-            .map_err(|failure| self.context.error(failure))
-    }
-
-    fn wait(&self, number: u64) -> Result<()> {
-        // SAFETY: the event belongs to `self` and lives.
-        unsafe { self.context.cuda.cuEventSynchronize(self.event(number)) }
-            .map_err(|failure| self.context.error(failure))
-    }
-
-    /// Time on the GPU between two events that have fired.
-    fn elapsed(&self, start: u64, end: u64) -> Result<Duration> {
-        let mut milliseconds = 0.0;
-        // SAFETY: both events belong to `self`, take times, and were recorded.
-        unsafe {
-            self.context.cuda.cuEventElapsedTime_v2(
-                &mut milliseconds,
-                self.event(start),
-                self.event(end),
-            )
-        }
-        .map_err(|failure| self.context.error(failure))?;
-        Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let cuda = self.context.cuda;
-        let error = |failure: Failure| self.context.error(failure);
-        report(self.context.enter().map(|_scope| {
-            // SAFETY: the stream is ours. What it runs uses the buffers, which are freed after this.
-            report(unsafe { cuda.cuStreamSynchronize(self.stream) }.map_err(error));
-            for event in &self.events {
-                // SAFETY: made by `new`, destroyed once.
-                report(unsafe { cuda.cuEventDestroy_v2(*event) }.map_err(error));
-            }
-            // SAFETY: as for the events.
-            report(unsafe { cuda.cuStreamDestroy_v2(self.stream) }.map_err(error));
-        }));
-    }
-}
-
 fn report(result: Result<()>) {
     if let Err(error) = result {
         tracing::debug!(%error, "a load did not end cleanly");
@@ -526,6 +233,7 @@ fn report(result: Result<()>) {
 mod tests {
     use super::*;
     use crate::conformance::skip;
+    use crate::cuda::compile::{Compiler, targets};
     use crate::load::Loads;
 
     fn loads() -> Option<CudaLoads> {
@@ -542,7 +250,7 @@ mod tests {
     fn the_source_has_the_block_and_the_tile_of_the_launches() {
         assert!(SOURCE.contains(&format!("#define BLOCK {BLOCK_THREADS}\n")));
         assert!(SOURCE.contains(&format!("#define TILE {TILE}\n")));
-        for kernel in ["fill", "blocks", "memory", "gemm"] {
+        for kernel in ["fill", "blocks", "memory", "weights", "gemm"] {
             assert!(SOURCE.contains(&format!("ENTRY kvferry_load_{kernel}(")), "{kernel}");
         }
     }
@@ -596,7 +304,7 @@ mod tests {
         let Some(cuda) = loads() else { return };
         let info = crate::cuda::open(0, &crate::cuda::CudaOptions::default()).expect("it is there");
         let loads = Loads::open(info.info()).expect("they just compiled");
-        for kind in [LoadKind::Gemm, LoadKind::Blocks, LoadKind::Memory] {
+        for kind in LoadKind::ALL {
             if kind == LoadKind::Gemm && cuda.capability < 80 {
                 continue;
             }
@@ -632,7 +340,7 @@ mod tests {
     #[test]
     fn the_product_is_that_of_the_two_matrices() {
         let Some(loads) = loads() else { return };
-        let (_, running) = match loads.prepare(LoadKind::Gemm) {
+        let (_, running) = match loads.gemm() {
             Ok(prepared) => prepared,
             Err(error) => return skip("tensor cores", &error),
         };

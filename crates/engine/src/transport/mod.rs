@@ -4,7 +4,10 @@ mod lane;
 mod load;
 mod offload;
 pub(crate) mod peer;
-mod place;
+pub(crate) mod place;
 mod staging;
 pub(crate) mod tcp;
 mod watcher;
+
+pub(crate) use lane::Lane;
+pub use offload::{Choice, Reason};
