@@ -154,10 +154,10 @@ impl<'a> Bench<'a> {
             self.options.offload.host_layout.unwrap_or_else(|| case.usual_host_layout());
         let layout = case.layout(host_layout, seed);
         let label = case.label();
-        let form =
-            self.options.form.of(&layout).map_err(|why| {
-                format!("{label} has no {} form: {why}", self.options.form.name())
-            })?;
+        let asked = self.options.form.unwrap_or_else(|| case.usual_form());
+        let form = asked
+            .of(&layout)
+            .map_err(|why| format!("{label} has no {} form: {why}", asked.name()))?;
         let mut lanes = Vec::new();
         for &direction in ways.0 {
             let kept = kept.of(direction).take();
