@@ -9,7 +9,7 @@ use kvferry_device::sim::{Fault, SimControl, SimOptions, sim};
 use kvferry_device::{Device, Vendor};
 use kvferry_engine::{
     BatchId, Buffer, Config, Consumer, Copies, Engine, Error, OffloadMode, Op, Paged, Pages, Part,
-    Path, Range, State, Strided, SubmitOptions, Target,
+    Path, Producer, Range, State, Strided, SubmitOptions, Target,
 };
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
@@ -565,7 +565,9 @@ fn a_device_that_is_lost_amid_a_batch_ends_it_as_lost() {
     for pace in [PACES[0], &[("MC_KVFERRY_MAX_RATE", "4M")]] {
         for offload in OffloadMode::ALL {
             let (device, control) = simulated();
-            let bench = Bench::new(&device, &[SMALL, pace].concat(), 2 << 20);
+            // What a lost device may still use stays registered.
+            let leaks = [("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", "0")];
+            let bench = Bench::new(&device, &[SMALL, pace, &leaks].concat(), 2 << 20);
             let (ranges, _) = scattered(&bench, WAYS[0], 400);
             control.hold();
             let id = bench.submit(Op::Write, &ranges, &asks(offload)).expect("submits");

@@ -16,7 +16,7 @@ mod stages;
 mod steps;
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kvferry_device::{
@@ -49,10 +49,10 @@ use crate::request::{OffloadMode, SubmitOptions};
 #[derive(Debug)]
 pub(crate) struct Offload {
     config: Config,
-    /// Per device, one for each direction.
-    ways: Vec<[OnceLock<Result<Arc<Way>>>; 2]>,
+    /// Per device, one for each direction; made when a batch first needs it.
+    ways: Vec<[Mutex<Option<Arc<Way>>>; 2]>,
     /// Per device; started when a batch is first submitted step by step.
-    workers: Vec<OnceLock<Result<Worker>>>,
+    workers: Vec<Mutex<Option<Arc<Worker>>>>,
     /// Per device.
     steps: Vec<Mutex<Steps>>,
     /// Choices that were logged.
@@ -85,7 +85,7 @@ impl Offload {
         Self {
             config: config.clone(),
             ways: devices.iter().map(|_| Default::default()).collect(),
-            workers: devices.iter().map(|_| OnceLock::new()).collect(),
+            workers: devices.iter().map(|_| Mutex::default()).collect(),
             steps: devices.iter().map(|_| steps()).collect(),
             logged: Mutex::default(),
         }
@@ -97,25 +97,35 @@ impl Offload {
         device: &Arc<dyn Device>,
         direction: Direction,
     ) -> Result<Arc<Way>> {
-        let open = || {
-            let options = QueueOptions { streams: 2, ..QueueOptions::default() };
-            let lane = Lane::open_with(Arc::clone(device), &self.config, &options)?;
-            let completions = Arc::clone(&lane.completions);
-            let bounce = Bounce::new(Arc::clone(device), completions, &self.config);
-            let (bounce, memory) = (Mutex::new(bounce), Mutex::default());
-            Ok(Arc::new(Way { lane: Arc::new(lane), bounce, memory }))
-        };
-        self.ways[index][direction as usize].get_or_init(open).clone()
+        let mut place = lock(&self.ways[index][direction as usize]);
+        if let Some(way) = &*place {
+            return Ok(Arc::clone(way));
+        }
+        let options = QueueOptions { streams: 2, ..QueueOptions::default() };
+        let lane = Lane::open_with(Arc::clone(device), &self.config, &options)?;
+        let completions = Arc::clone(&lane.completions);
+        let bounce = Bounce::new(Arc::clone(device), completions, &self.config);
+        let (bounce, memory) = (Mutex::new(bounce), Mutex::default());
+        let way = Arc::new(Way { lane: Arc::new(lane), bounce, memory });
+        Ok(Arc::clone(place.insert(way)))
     }
 
-    fn worker(&self, index: usize, device: &Arc<dyn Device>) -> Result<&Worker> {
-        let start = || Worker::start(&device.info().to_string(), self.config.max_rate);
-        self.workers[index].get_or_init(start).as_ref().map_err(Clone::clone)
+    fn worker(&self, index: usize, device: &Arc<dyn Device>) -> Result<Arc<Worker>> {
+        let mut place = lock(&self.workers[index]);
+        if let Some(worker) = &*place {
+            return Ok(Arc::clone(worker));
+        }
+        let worker = Worker::start(&device.info().to_string(), self.config.max_rate)?;
+        Ok(Arc::clone(place.insert(Arc::new(worker))))
     }
 
     /// Submits nothing more of batches that are submitted step by step.
     pub(super) fn stop(&self) {
-        self.workers.iter().filter_map(|worker| worker.get()?.as_ref().ok()).for_each(Worker::stop);
+        for worker in &self.workers {
+            if let Some(worker) = &*lock(worker) {
+                worker.stop();
+            }
+        }
     }
 
     /// Whether there is a byte rate.
@@ -123,8 +133,8 @@ impl Offload {
         self.config.max_rate.is_some()
     }
 
-    fn open_ways(&self) -> impl Iterator<Item = &Arc<Way>> {
-        self.ways.iter().flatten().filter_map(|way| way.get()?.as_ref().ok())
+    fn open_ways(&self) -> impl Iterator<Item = Arc<Way>> {
+        self.ways.iter().flatten().filter_map(|way| lock(way).clone())
     }
 
     /// A step of the model on a device took so long.
@@ -232,9 +242,11 @@ impl Offload {
                 OffloadMode::Staged => fragments.host_borders,
                 _ => fragments.borders,
             };
+            // Whoever submits is told now, and not the batch later.
+            way.lane.check()?;
             let worker = self.worker(index, device)?;
             let batch = StepByStep { pieces, borders, direction, choice };
-            self.pace(worker, &way, batch, options, &mut submitted)?;
+            self.pace(&worker, &way, batch, options, &mut submitted)?;
         } else {
             match choice.mode {
                 OffloadMode::Direct => start_direct(&way.lane, parts, options, &mut submitted)?,
@@ -311,8 +323,9 @@ impl Offload {
         let grid = kernel.then_some(lane.tuning.values.max_grid_blocks);
         let submit = step_without_buffers(lane, grid, fragments.borders, &mut submitted);
         let step_bytes = self.config.offload_chunk_bytes;
+        lane.check()?;
         let worker = self.worker(index, &lane.device)?;
-        self.add_job(worker, lane, pieces, step_bytes, false, submit, options, &mut submitted)?;
+        self.add_job(&worker, lane, pieces, step_bytes, false, submit, options, &mut submitted)?;
         Ok(submitted)
     }
 
