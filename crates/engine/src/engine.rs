@@ -310,7 +310,7 @@ impl Engine {
                 let started = tcp.start(&self.peer, planned, options.after);
                 match started {
                     Ok(transfer) => Some((all, Some(transfer))),
-                    Err(error) if all.pending.is_empty() => return Err(error),
+                    Err(error) if all.is_nothing() => return Err(error),
                     Err(error) => {
                         all.failure.get_or_insert(error);
                         Some((all, None))
@@ -323,8 +323,8 @@ impl Engine {
         if let Some(error) = &submitted.failure {
             tracing::warn!(%error, "a batch failed while it was submitted");
         }
-        let Submitted { pending, failure, bytes, path, choice, holds } = submitted;
-        let pending = AllPending { submissions: pending.into(), transfer };
+        let Submitted { pending, paced, failure, bytes, path, choice, holds } = submitted;
+        let pending = AllPending { submissions: pending.into(), paced: paced.into(), transfer };
         let id = self.batches.insert_running(pending, failure, bytes, (path, choice), holds);
         if let Some(notifier) = self.notifier.get() {
             notifier.wake();
@@ -338,7 +338,9 @@ impl Engine {
     /// see: ask [`Engine::poll`].
     ///
     /// # Errors
-    /// [`Error::UnknownBatch`], and the device's if the stream cannot wait.
+    /// [`Error::UnknownBatch`], the device's if the stream cannot wait, and
+    /// [`Error::NotAllSubmitted`] for a batch that is submitted step by step
+    /// (`MC_KVFERRY_MAX_RATE`, [`Choice::in_steps`]) as long as some of it is not.
     pub fn signal(&self, id: BatchId, consumer: Consumer) -> Result<()> {
         let (_, pending) = self.batches.look(id)?;
         let Some(pending) = pending else { return Ok(()) };
@@ -349,7 +351,12 @@ impl Engine {
                 reason: "no device knows when a transfer over TCP ends; wait for the batch".into(),
             }));
         }
-        self.peer.signal(&pending.submissions, consumer)
+        let mut steps = Vec::new();
+        for paced in pending.paced.iter() {
+            steps.extend(paced.submissions().ok_or(Error::NotAllSubmitted(id))?);
+        }
+        self.peer.signal(&pending.submissions, consumer)?;
+        self.peer.signal(&steps, consumer)
     }
 
     /// The batch's status now. Does not block, and asks no driver; asking again after the end gives
@@ -380,6 +387,11 @@ impl Engine {
 
     fn has_ended(&self, pending: &AllPending) -> Result<bool, kvferry_device::Error> {
         let transfer = pending.transfer.as_ref();
+        for paced in pending.paced.iter() {
+            if !paced.ended()? {
+                return Ok(false);
+            }
+        }
         Ok(self.peer.ended(&pending.submissions)? && transfer.is_none_or(|it| it.ended()))
     }
 
@@ -487,6 +499,8 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        // What was not submitted yet is not.
+        self.peer.stop();
         // Copies keep running into registered memory until they are done: wait for them. A device
         // that hangs ends its batches itself after the stall timeout.
         let start = Instant::now();

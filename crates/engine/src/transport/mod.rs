@@ -10,4 +10,5 @@ pub(crate) mod tcp;
 mod watcher;
 
 pub(crate) use lane::Lane;
+pub(crate) use offload::Paced;
 pub use offload::{Choice, Reason};

@@ -12,7 +12,7 @@ use kvferry_device::{Capabilities, Consumer, Device, DeviceUuid, Vendor, host_uu
 
 use super::lane::Lane;
 use super::load::Load;
-use super::offload::{Choice, Direction, Offload, Parts};
+use super::offload::{Choice, Direction, Offload, Paced, Parts};
 use super::place::{FormPlan, Place, Plan, RangePlan, RemoteWindows, compact_copies};
 use crate::batch::{Holds, Path, Pending};
 use crate::config::{Config, OverlapCheck};
@@ -51,6 +51,8 @@ struct Scratches {
 #[derive(Debug)]
 pub(crate) struct Submitted {
     pub(crate) pending: Vec<Pending>,
+    /// Submitted step by step.
+    pub(crate) paced: Vec<Arc<Paced>>,
     /// Why it will have failed once it is quiet.
     pub(crate) failure: Option<Error>,
     pub(crate) bytes: u64,
@@ -64,11 +66,18 @@ impl Submitted {
     /// Of a batch that no device of this engine moves.
     pub(crate) fn nothing() -> Self {
         let holds = Holds::default();
-        Self { pending: Vec::new(), failure: None, bytes: 0, path: Path::None, choice: None, holds }
+        let (pending, paced) = (Vec::new(), Vec::new());
+        Self { pending, paced, failure: None, bytes: 0, path: Path::None, choice: None, holds }
+    }
+
+    /// Whether nothing runs, or will.
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.pending.is_empty() && self.paced.is_empty()
     }
 
     fn join(&mut self, more: Self) {
         self.pending.extend(more.pending);
+        self.paced.extend(more.paced);
         self.failure = self.failure.take().or(more.failure);
         self.bytes += more.bytes;
         self.path = self.path.and(more.path);
@@ -124,6 +133,11 @@ impl Peer {
     pub(crate) fn pinned_bytes(&self) -> u64 {
         let lanes: u64 = self.lanes.iter().map(|lane| lane.lock().pinned_bytes()).sum();
         lanes + self.offload.pinned_bytes()
+    }
+
+    /// Submits nothing more of batches that are submitted step by step.
+    pub(crate) fn stop(&self) {
+        self.offload.stop();
     }
 
     pub(crate) fn bounce_bytes(&self) -> u64 {
@@ -321,7 +335,7 @@ impl Peer {
         }
         let host = host_end(executor, &local, &remote, scratch);
         let (mut local_starts, mut remote_starts) = (Vec::new(), Vec::new());
-        if host.is_some() {
+        if host.is_some() || self.offload.is_rated() {
             local_starts.extend(scratch.local_windows().map(|window| {
                 let relocation = local_relocations.get(window).copied().unwrap_or(0);
                 local.windows[window].start.wrapping_add(relocation)
@@ -430,7 +444,7 @@ impl Peer {
             }
             match self.start_some(direction, &some, options) {
                 Ok(more) => all.join(more),
-                Err(error) if all.pending.is_empty() => return Err(error),
+                Err(error) if all.is_nothing() => return Err(error),
                 Err(error) => all.failure = Some(error),
             }
             if all.failure.is_some() {
@@ -464,6 +478,9 @@ impl Peer {
         let wants = |(plan, strides): &(&Plan<'_>, &Strides)| plan.wants_kernel(strides, batch_min);
         if wanted && !kernel && parts.iter().any(wants) {
             self.fall_back(lane, parts)?;
+        }
+        if self.offload.is_rated() {
+            return self.offload.pace_others(device, lane, kernel, parts, options);
         }
         let loads = parts.iter().map(|(plan, strides)| Load::of(plan, strides, kernel, batch_min));
         let mut submitted = Submitted::nothing();

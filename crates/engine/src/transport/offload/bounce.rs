@@ -50,6 +50,17 @@ impl Bounce {
         Self { device, completions, pairs: Vec::new(), most, buffer_bytes }
     }
 
+    /// Makes the first pair, if there is none.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) fn prepare(&mut self) -> Result<()> {
+        if self.pairs.is_empty() {
+            self.add()?;
+        }
+        Ok(())
+    }
+
     /// A pair that nobody uses, or else one that is free first, as far as that can be told: a batch
     /// that waits for its producer holds up another of its kind, and no other.
     ///

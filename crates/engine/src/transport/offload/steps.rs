@@ -1,10 +1,13 @@
 //! How much transfers lengthen the model's slowest steps, from the times that the model's engine
 //! tells, and what the tail policy allows because of it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::choice::Allowed;
+use super::paced::Paced;
 use crate::batch::Pending;
+use crate::transport::peer::Submitted;
 
 /// Steps of a round, of which a p99 is taken: the third longest.
 const ROUND: usize = 256;
@@ -42,6 +45,20 @@ impl Window {
     }
 }
 
+/// A batch that may run.
+#[derive(Debug)]
+struct Moving {
+    pending: Vec<Pending>,
+    paced: Vec<Arc<Paced>>,
+}
+
+impl Moving {
+    fn is_running(&self) -> bool {
+        self.pending.iter().any(|pending| !pending.lane.completions.done(pending.ticket))
+            || self.paced.iter().any(|paced| paced.ended() == Ok(false))
+    }
+}
+
 /// What the steps of one device tell.
 #[derive(Debug)]
 pub(super) struct Steps {
@@ -54,7 +71,7 @@ pub(super) struct Steps {
     /// Something moved in this round.
     moved: bool,
     /// Not known to have ended when the last step did, or submitted since.
-    moving: Vec<Pending>,
+    moving: Vec<Moving>,
     /// Rounds in a row that were well under the budget.
     good_rounds: u32,
     patience: u32,
@@ -78,16 +95,17 @@ impl Steps {
         self.allowed
     }
 
-    /// These were submitted.
-    pub(super) fn moves(&mut self, pending: &[Pending]) {
-        self.moving.extend_from_slice(pending);
+    /// A batch was submitted.
+    pub(super) fn moves(&mut self, submitted: &Submitted) {
+        let Submitted { pending, paced, .. } = submitted;
+        self.moving.push(Moving { pending: pending.clone(), paced: paced.clone() });
     }
 
     /// A step ended that took `time`. Returns what is allowed and by how many percent the p99 was
     /// longer, where that changed something.
     pub(super) fn record(&mut self, time: Duration) -> Option<(Allowed, f64)> {
         let beside = !self.moving.is_empty();
-        self.moving.retain(|pending| !pending.lane.completions.done(pending.ticket));
+        self.moving.retain(Moving::is_running);
         self.record_beside(time, beside)
     }
 
