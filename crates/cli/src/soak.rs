@@ -404,7 +404,7 @@ fn move_shares(
 ) -> Result<Soaked, Failure> {
     let submit = |(share, without_kernel): &(Request<'_>, bool)| {
         let part = Part { target, op: op(ends.direction), copies: share.copies() };
-        let options = SubmitOptions { after: None, without_kernel: *without_kernel };
+        let options = SubmitOptions { without_kernel: *without_kernel, ..SubmitOptions::default() };
         engine.submit_parts(&[part], &options)
     };
     let begin = Instant::now();

@@ -5,8 +5,8 @@
 //! is what a consumer's stream waits for and what tells a lost device from a slow one. A *slot
 //! event* behind each launch frees its ring slot early, when a submission needs more than there are.
 //!
-//! A submission with a producer gets a stream of its own for as long as it waits, so that it holds
-//! up nobody else.
+//! A submission with a producer, or behind others that run, gets a stream of its own for as long as
+//! it waits, so that it holds up nobody else.
 
 mod launch;
 mod words;
@@ -44,11 +44,11 @@ struct InFlight<D: Driver> {
     gate: Option<Gate<D>>,
 }
 
-/// What a submission with a producer holds for itself.
+/// What a submission that waits holds for itself.
 #[derive(Debug)]
 struct Gate<D: Driver> {
     stream: D::Stream,
-    /// Fires when the producer is done.
+    /// Fires when what it waits for is done.
     event: D::Event,
     slots: Vec<SlotInUse<D>>,
     /// Since when it has been seen running.
@@ -87,7 +87,7 @@ pub(crate) struct GpuQueue<D: Driver> {
     grids: [u32; Entry::ALL.len()],
     streams: Vec<D::Stream>,
     next_stream: usize,
-    /// For submissions with a producer; made when needed, kept for the next.
+    /// For submissions that wait; made when needed, kept for the next.
     idle_gate_streams: Vec<D::Stream>,
     ring: Pinned,
     free_slots: Vec<usize>,
@@ -102,9 +102,9 @@ pub(crate) struct GpuQueue<D: Driver> {
     few_list: Vec<CopyDescriptor>,
     compact_list: Vec<CompactDescriptor>,
     idle_events: Vec<D::Event>,
-    /// Without a producer, in submission order; reaped from the front.
+    /// Without a gate, in submission order; reaped from the front.
     in_flight: VecDeque<InFlight<D>>,
-    /// With a producer, in any order.
+    /// With a gate, in any order.
     gated: Vec<InFlight<D>>,
     lost: Option<Error>,
     /// The front of `in_flight` and since when it has been waited for.
@@ -256,8 +256,14 @@ impl<D: Driver> GpuQueue<D> {
         Ok(event)
     }
 
-    /// Makes a stream wait for the producer, and nothing else wait with it.
-    fn open_gate(&mut self, producer: Producer) -> Result<Gate<D>> {
+    /// A submission that is not known to be done.
+    fn find(&self, ticket: Ticket) -> Option<&InFlight<D>> {
+        self.in_flight.iter().chain(&self.gated).find(|submission| submission.ticket == ticket)
+    }
+
+    /// Makes a stream wait for the producer and for earlier submissions, and nothing else wait with
+    /// it.
+    fn open_gate(&mut self, producer: Option<Producer>, behind: &[Ticket]) -> Result<Gate<D>> {
         let stream = match self.idle_gate_streams.pop() {
             Some(stream) => stream,
             None => self.device.driver.create_stream(self.options.high_priority)?,
@@ -270,9 +276,14 @@ impl<D: Driver> GpuQueue<D> {
             }
         };
         let driver = &self.device.driver;
-        let waits = driver
-            .wait_producer(stream, producer.0, event)
-            // Behind the wait, and so in our own stream: the producer's handle may go.
+        let waits = producer
+            .map_or(Ok(()), |producer| driver.wait_producer(stream, producer.0, event))
+            .and_then(|()| {
+                // What is not in flight is done.
+                let mut earlier = behind.iter().filter_map(|&ticket| self.find(ticket));
+                earlier.try_for_each(|earlier| driver.wait(stream, earlier.end))
+            })
+            // Behind the waits, and so in our own stream: the producer's handle may go.
             .and_then(|()| driver.record(event, stream));
         if let Err(error) = waits {
             self.idle_events.push(event);
@@ -524,8 +535,9 @@ impl<D: Driver> Queue for GpuQueue<D> {
         }
         let word = self.free_words.pop().expect("the wait ends only with a free word");
         let ticket = Ticket { value: word.value.wrapping_add(1), ..word };
-        if let Some(producer) = work.after {
-            match self.open_gate(producer) {
+        let waits = work.after.is_some() || work.behind.iter().any(|&it| !self.words.done(it));
+        if waits {
+            match self.open_gate(work.after, work.behind) {
                 Ok(gate) => open.gate = Some(gate),
                 Err(error) => return Err(self.fail(open, ticket, error)),
             }
@@ -541,8 +553,7 @@ impl<D: Driver> Queue for GpuQueue<D> {
     fn signal(&mut self, ticket: Ticket, consumer: Consumer) -> Result<()> {
         let device = Arc::clone(&self.device);
         let _scope = device.driver.enter()?;
-        let submissions = self.in_flight.iter().chain(&self.gated);
-        match submissions.into_iter().find(|submission| submission.ticket == ticket) {
+        match self.find(ticket) {
             // What is not in flight is done.
             None => Ok(()),
             Some(submission) => device.driver.signal_consumer(consumer, submission.end),

@@ -85,6 +85,9 @@ pub struct Work<'a> {
     pub kernel: bool,
     /// What has to be done before the first byte is read or written.
     pub after: Option<Producer>,
+    /// Earlier submissions of the same queue that have to be done before that, too. The device
+    /// waits for them, the host does not.
+    pub behind: &'a [Ticket],
     /// Most blocks of one launch; more than the queue's own bound is no more than that.
     pub max_grid_blocks: u32,
 }
@@ -100,6 +103,7 @@ impl<'a> Work<'a> {
             last: &[],
             kernel: true,
             after: None,
+            behind: &[],
             max_grid_blocks: u32::MAX,
         }
     }
@@ -114,6 +118,7 @@ impl Debug for Work<'_> {
             .field("last", &self.last.len())
             .field("kernel", &self.kernel)
             .field("after", &self.after)
+            .field("behind", &self.behind.len())
             .finish_non_exhaustive()
     }
 }
@@ -206,12 +211,13 @@ impl Default for QueueOptions {
 ///
 /// Each submission gets a [`Ticket`]; once [`Completions::done`] says so, every byte of the
 /// submission has landed. Submissions may overlap on the device and end in any order, so two that
-/// touch the same bytes have no order between them; one that waits for its producer holds up no
-/// other.
+/// touch the same bytes have no order between them, unless the later one asks for it
+/// ([`Work::behind`]); one that waits holds up no other.
 pub trait Queue: Debug + Send {
     /// Enqueues the work and returns without waiting for the copies. It waits only for a free ring
     /// slot, which depends on the device alone; with a producer that holds up more slots than half
-    /// of the ring, on that producer, too.
+    /// of the ring, on that producer, too. Submissions that are [behind](Work::behind) others count as
+    /// such.
     ///
     /// On `Err` earlier copies of the same submission may be running:
     /// [`SubmitError::left`](crate::SubmitError) says until when.

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::{Chain, allocate, eventually, finish, read, submit, submit_work, write};
 use crate::{
-    CompactCopy, CompactEnd, Consumer, CopyDescriptor, Device, Error, Left, Producer, QueueOptions,
-    SliceSource, Work,
+    CompactCopy, CompactEnd, Consumer, CopyDescriptor, Device, Error, Left, Producer, Queue,
+    QueueOptions, SliceSource, Ticket, Work,
 };
 
 /// A stream of the application's on the device under test.
@@ -46,6 +46,7 @@ macro_rules! ordering_conformance {
         mod $name {
             $crate::ordering_conformance!(@cases $open;
                 a_transfer_waits_for_its_producer_and_moves_what_it_wrote
+                a_transfer_behind_others_waits_for_them_and_holds_up_nobody
                 a_held_producer_holds_up_no_other_transfer
                 what_is_first_waits_for_the_producer_too
                 held_transfers_end_in_whatever_order_their_producers_do
@@ -145,6 +146,52 @@ pub fn a_transfer_waits_for_its_producer_and_moves_what_it_wrote((device, stream
                 "the transfer read before its producer had written"
             );
         }
+    }
+}
+
+#[doc(hidden)]
+pub fn a_transfer_behind_others_waits_for_them_and_holds_up_nobody((device, stream): Application) {
+    let stream = stream();
+    let [page, other, host, copy, beside] = [(); 5].map(|()| allocate(&device, LEN));
+    let mut queue = Arc::clone(&device).queue(&QueueOptions::default()).expect("a queue");
+    let completions = queue.completions();
+    // The page goes out, another comes in its place, and what went out comes back elsewhere; each
+    // round by another way, so that kernels and DMAs wait for each other.
+    for round in 0..4 {
+        write(&device, page.addr(), &vec![1; LEN as usize]);
+        write(&device, other.addr(), &vec![2; LEN as usize]);
+        write(&device, host.addr(), &vec![0; LEN as usize]);
+        write(&device, copy.addr(), &vec![0; LEN as usize]);
+        stream.hold();
+        // SAFETY: the stream outlives the submission.
+        let after = Some(unsafe { Producer::stream(stream.handle()) });
+        let mut turn = 0;
+        let mut submit = |queue: &mut dyn Queue, src: u64, dst: u64, after, behind: &[Ticket]| {
+            let (pieces, compact, large) = &ways(src, dst)[(round + turn) % 4];
+            turn += 1;
+            let mut pieces = SliceSource(pieces);
+            let mut work = Work { compact, large, after, behind, ..Work::pieces(&mut pieces) };
+            submit_work(queue, &mut work)
+        };
+        let out = submit(&mut *queue, page.addr(), host.addr(), after, &[]);
+        let into = submit(&mut *queue, other.addr(), page.addr(), None, &[out]);
+        let back = submit(&mut *queue, host.addr(), copy.addr(), None, &[out, into]);
+        // One that waits for nobody goes on meanwhile.
+        let free = submit(&mut *queue, other.addr(), beside.addr(), None, &[]);
+        finish(&mut *queue, free);
+        assert!([out, into, back].iter().all(|&ticket| !completions.done(ticket)));
+        assert_eq!(read(&device, page.addr(), LEN as usize), vec![1; LEN as usize]);
+        stream.open();
+        for ticket in [back, into, out] {
+            finish(&mut *queue, ticket);
+        }
+        assert_eq!(read(&device, page.addr(), LEN as usize), vec![2; LEN as usize]);
+        assert_eq!(read(&device, copy.addr(), LEN as usize), vec![1; LEN as usize]);
+        // What is done is not waited for.
+        let mut nothing = SliceSource(&[]);
+        let mut work = Work { behind: &[out, into, back], ..Work::pieces(&mut nothing) };
+        let empty = submit_work(&mut *queue, &mut work);
+        finish(&mut *queue, empty);
     }
 }
 

@@ -112,7 +112,8 @@ impl Peer {
         &self,
         registry: &Registry,
         parts: &[Part<'_>],
-        options: &SubmitOptions,
+        options: &SubmitOptions<'_>,
+        behind: &[Pending],
     ) -> Result<Option<Submitted>> {
         if let Some(lost) = parts.iter().find_map(|part| part.target.lost()) {
             return Err(lost);
@@ -123,7 +124,7 @@ impl Peer {
             return Ok(None);
         }
         let mut scratches = self.take_scratches(parts.len());
-        let submitted = self.submit_with(&mut scratches, registry, &parts, options);
+        let submitted = self.submit_with(&mut scratches, registry, &parts, options, behind);
         self.scratches().append(&mut scratches);
         submitted.map(Some)
     }
@@ -133,7 +134,8 @@ impl Peer {
         scratches: &mut [Scratches],
         registry: &Registry,
         parts: &[&Part<'_>],
-        options: &SubmitOptions,
+        options: &SubmitOptions<'_>,
+        behind: &[Pending],
     ) -> Result<Submitted> {
         let plans = parts.iter().zip(&mut *scratches);
         let plans = plans.map(|(part, scratches)| self.plan(scratches, registry, part));
@@ -146,7 +148,7 @@ impl Peer {
         };
         let strides: Vec<_> =
             scratches.iter_mut().map(|s| std::mem::take(&mut s.strides)).collect();
-        let submitted = self.start(plans, &strides, options);
+        let submitted = self.start(plans, &strides, options, behind);
         for (scratches, strides) in scratches.iter_mut().zip(strides) {
             scratches.strides = strides;
         }
@@ -381,9 +383,11 @@ impl Peer {
         &self,
         plans: Vec<Plan<'_>>,
         strides: &[Strides],
-        options: &SubmitOptions,
+        options: &SubmitOptions<'_>,
+        behind: &[Pending],
     ) -> Result<Submitted> {
         let device = plans.first().map_or(0, Plan::device);
+        let behind = self.tickets(device, behind)?;
         let lane = &self.lanes[device];
         let wanted = self.kernel && !options.without_kernel;
         let kernel = wanted && lane.device.info().capabilities.contains(Capabilities::KERNEL);
@@ -416,6 +420,7 @@ impl Peer {
                 large: &load.large,
                 kernel,
                 after: options.after,
+                behind: &behind,
                 max_grid_blocks,
                 ..Work::pieces(&mut *load.pieces)
             };
@@ -445,6 +450,19 @@ impl Peer {
         drop(queue);
         let path = path.unwrap_or(Path::None);
         Ok(Submitted { pending, failure, bytes, path, holds: holds(plans) })
+    }
+
+    /// Names what has to be done before, in the queue of the device that copies.
+    fn tickets(&self, device: usize, behind: &[Pending]) -> Result<Vec<Ticket>> {
+        let ticket = |pending: &Pending| match pending.device == device {
+            true => Ok(pending.ticket),
+            false => Err(Error::Device(kvferry_device::Error::NotOrderable {
+                device: self.name(device),
+                what: "batch",
+                reason: format!("{} runs it; wait for it", self.name(pending.device)),
+            })),
+        };
+        behind.iter().map(ticket).collect()
     }
 
     /// Refuses plans that the kernel should take on a device without one, or says once per peer
