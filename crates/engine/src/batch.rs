@@ -49,6 +49,8 @@ pub enum Path {
     Dma,
     /// Small pieces by the kernel, large ones by DMA.
     Mixed,
+    /// A kernel that gathers or scatters in device memory, and one DMA from or to host memory.
+    Staged,
     /// The processor.
     Memcpy,
     /// A socket, without pinned memory in between: host memory in place, or GPU memory piece by
@@ -76,6 +78,7 @@ impl Display for Path {
             Self::Kernel => "kernel",
             Self::Dma => "dma",
             Self::Mixed => "mixed",
+            Self::Staged => "staged",
             Self::Memcpy => "memcpy",
             Self::Tcp => "tcp",
             Self::TcpStaged => "tcp-staged",

@@ -9,6 +9,8 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::request::OffloadMode;
+
 /// What kvferry lets an operator change.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -40,6 +42,28 @@ pub struct Config {
     pub stall_timeout: Duration,
     /// How long unregistering waits for batches. `MC_KVFERRY_UNREGISTER_TIMEOUT_SEC`.
     pub unregister_timeout: Duration,
+    /// How bytes go from a GPU to host memory, where a submission does not say.
+    /// `MC_KVFERRY_OFFLOAD_STORE`.
+    pub offload_store: OffloadMode,
+    /// How bytes go from host memory to a GPU, where a submission does not say.
+    /// `MC_KVFERRY_OFFLOAD_LOAD`.
+    pub offload_load: OffloadMode,
+    /// What is chosen where neither says. `MC_KVFERRY_POLICY`.
+    pub policy: Policy,
+    /// By how many percent transfers may lengthen the model's slowest steps, its p99, under
+    /// [`Policy::Tail`]. `MC_KVFERRY_TAIL_BUDGET_PERCENT`.
+    pub tail_budget_percent: u32,
+    /// Most bytes a second that the transfers of one device move on this host; `None` for no limit.
+    /// `MC_KVFERRY_MAX_RATE`.
+    pub max_rate: Option<u64>,
+    /// Device memory that staged copies of one device pass through, in bytes, half of it for each
+    /// direction. `MC_KVFERRY_OFFLOAD_BOUNCE_MB`.
+    pub offload_bounce_bytes: u64,
+    /// Bytes of a staged or paced copy that are one step. `MC_KVFERRY_OFFLOAD_CHUNK_BYTES`.
+    pub offload_chunk_bytes: u64,
+    /// Most bytes of host memory that are page-locked for transfers and page stores; `None` for
+    /// three quarters of this machine's memory. `MC_KVFERRY_PINNED_MB`.
+    pub pinned_bytes: Option<u64>,
     /// Serve and use Mooncake's TCP transport, which knows no authentication.
     /// `MC_KVFERRY_MOONCAKE`.
     pub mooncake: bool,
@@ -103,6 +127,31 @@ impl OverlapCheck {
             "before" => Some(Self::Before),
             "beside" => Some(Self::Beside),
             "off" => Some(Self::Off),
+            _ => None,
+        }
+    }
+}
+
+/// What matters more where host offload runs beside a model: the transfers or the model's steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// The quickest way for the shape.
+    Throughput,
+    /// The quickest way that leaves the multiprocessors to the model but for moments.
+    Balanced,
+    /// As much as the budget for the model's slowest steps allows ([`crate::Engine::record_step`]).
+    Tail,
+    /// DMA alone.
+    Strict,
+}
+
+impl Policy {
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "throughput" => Some(Self::Throughput),
+            "balanced" => Some(Self::Balanced),
+            "tail" => Some(Self::Tail),
+            "strict" => Some(Self::Strict),
             _ => None,
         }
     }
@@ -202,6 +251,54 @@ pub const KNOBS: &[Knob] = &[
         default: "30",
         accepts: "0 to 86400 seconds",
         about: "how long unregistering a region waits for batches that use it",
+    },
+    Knob {
+        name: "MC_KVFERRY_OFFLOAD_STORE",
+        default: "auto",
+        accepts: "auto, direct, kernel or staged",
+        about: "how bytes go from a GPU to host memory; auto leaves it to the policy",
+    },
+    Knob {
+        name: "MC_KVFERRY_OFFLOAD_LOAD",
+        default: "auto",
+        accepts: "auto, direct, kernel or staged",
+        about: "how bytes go from host memory to a GPU; auto leaves it to the policy",
+    },
+    Knob {
+        name: "MC_KVFERRY_POLICY",
+        default: "balanced",
+        accepts: "throughput, balanced, tail or strict",
+        about: "what host offload beside a model favours: throughput, both, the model's slowest steps within a budget, or DMA alone",
+    },
+    Knob {
+        name: "MC_KVFERRY_TAIL_BUDGET_PERCENT",
+        default: "5",
+        accepts: "1 to 1000",
+        about: "by how much host offload may lengthen the model's p99 step under MC_KVFERRY_POLICY=tail",
+    },
+    Knob {
+        name: "MC_KVFERRY_MAX_RATE",
+        default: "off",
+        accepts: "1K to 1024G bytes a second (suffixes K, M, G), or off",
+        about: "most bytes a second that the transfers of one device move on this host",
+    },
+    Knob {
+        name: "MC_KVFERRY_OFFLOAD_BOUNCE_MB",
+        default: "32",
+        accepts: "1 to 4096 MiB",
+        about: "device memory that staged host offload of one device passes through, half for each direction",
+    },
+    Knob {
+        name: "MC_KVFERRY_OFFLOAD_CHUNK_BYTES",
+        default: "4M",
+        accepts: "64K to 1G bytes (suffixes K, M, G)",
+        about: "bytes of a staged or paced copy that are one step",
+    },
+    Knob {
+        name: "MC_KVFERRY_PINNED_MB",
+        default: UNSET,
+        accepts: "1 to 16777216 MiB",
+        about: "most host memory that is page-locked for transfers and page stores; unset, three quarters of this machine's memory",
     },
     Knob {
         name: "MC_KVFERRY_MOONCAKE",
@@ -377,6 +474,22 @@ impl Config {
             max_mappings: reader.read("MC_KVFERRY_MAX_MAPPINGS", within(1..=1_000_000))? as usize,
             stall_timeout: reader.read("MC_KVFERRY_STALL_TIMEOUT_SEC", seconds(1))?,
             unregister_timeout: reader.read("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", seconds(0))?,
+            offload_store: reader.read("MC_KVFERRY_OFFLOAD_STORE", |text| text.parse().ok())?,
+            offload_load: reader.read("MC_KVFERRY_OFFLOAD_LOAD", |text| text.parse().ok())?,
+            policy: reader.read("MC_KVFERRY_POLICY", Policy::parse)?,
+            tail_budget_percent: reader.read("MC_KVFERRY_TAIL_BUDGET_PERCENT", within(1..=1000))?
+                as u32,
+            max_rate: reader.read("MC_KVFERRY_MAX_RATE", |text| match text {
+                "off" => Some(None),
+                text => sized(1 << 10..=1 << 40)(text).map(Some),
+            })?,
+            offload_bounce_bytes: reader.read("MC_KVFERRY_OFFLOAD_BOUNCE_MB", within(1..=4096))?
+                << 20,
+            offload_chunk_bytes: reader
+                .read("MC_KVFERRY_OFFLOAD_CHUNK_BYTES", sized(64 << 10..=1 << 30))?,
+            pinned_bytes: reader
+                .read_if_set("MC_KVFERRY_PINNED_MB", within(1..=1 << 24))?
+                .map(|megabytes| megabytes << 20),
             mooncake: reader.read("MC_KVFERRY_MOONCAKE", choice(&["on", "1"], &["off", "0"]))?,
             tcp_proto: reader.read("MC_TCP_PROTO", within(1..=2))? as u32,
             cache_directory: reader.cache_directory()?,

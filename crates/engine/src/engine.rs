@@ -176,6 +176,30 @@ impl Engine {
         Target::new(name.to_owned(), segment, exports, Arc::clone(&self.mappings), None)
     }
 
+    /// This engine's own registered memory as a target, whatever is registered when it is used: for
+    /// copies between a GPU and host memory here, or from place to place on one device.
+    ///
+    /// # Errors
+    /// None today; as [`Engine::open`].
+    pub fn local(&self) -> Result<Target> {
+        let segment = Segment {
+            incarnation: self.incarnation,
+            process: Identity::of_process(),
+            pid: std::process::id(),
+            // What is in this process is found in its own table.
+            allocations: Vec::new(),
+            regions: Vec::new(),
+        };
+        self.open("this engine", segment, Arc::new(NoExports))
+    }
+
+    /// Tells how long the model's last step on a device took, the device by its position in
+    /// [`Engine::devices`]; call it as each step ends. [`crate::Policy::Tail`] needs it: it compares
+    /// steps beside transfers with steps beside none. Others ignore it.
+    pub fn record_step(&self, device: usize, time: Duration) {
+        self.peer.record_step(device, time);
+    }
+
     /// Opens a peer's segment as a target that is reached by TCP, by lanes to the peer's
     /// [`Listener`] at `address`, a `host:port`. They connect when a transfer first needs them.
     ///

@@ -24,7 +24,7 @@ mod transport;
 
 pub use batch::{BatchId, BatchStatus, Path, State};
 pub use buffer::Buffer;
-pub use config::{Config, KNOBS, Knob, KnobError, OverlapCheck, Setting, Source};
+pub use config::{Config, KNOBS, Knob, KnobError, OverlapCheck, Policy, Setting, Source};
 pub use devices::{BadDeviceName, DeviceName, open_device, visible_gpus};
 pub use engine::Engine;
 pub use error::{Error, FormError, FormPage, FormPiece, RangeError, Result, Side};
@@ -32,7 +32,7 @@ pub use lease::Lease;
 pub use plan::{FormPieces, Op, Paged, Pages, Range, Strided};
 pub use profile::{Profile, Tuning};
 pub use proof::{Loan, Mismatch, Probe};
-pub use request::{Copies, Part, SubmitOptions};
+pub use request::{Copies, OffloadMode, Part, SubmitOptions, UnknownMode};
 pub use segment::{
     AllocationKey, Exports, ExportsError, Identity, Segment, SegmentAllocation, SegmentRegion,
 };

@@ -1,5 +1,8 @@
 //! What a caller asks for: which bytes, in which form, and in which order with its own work.
 
+use std::fmt::{self, Display};
+use std::str::FromStr;
+
 use kvferry_device::Producer;
 
 use crate::batch::BatchId;
@@ -82,4 +85,56 @@ pub struct SubmitOptions<'a> {
     pub behind: &'a [BatchId],
     /// Leaves every multiprocessor to the model: DMA alone, one 2-D copy where there are strides.
     pub without_kernel: bool,
+    /// How bytes move between a GPU and host memory that it reaches; means nothing for others.
+    pub offload: OffloadMode,
+}
+
+/// How bytes move between a GPU's memory and host memory that it reaches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OffloadMode {
+    /// What the knob of the direction says (`MC_KVFERRY_OFFLOAD_STORE`, `MC_KVFERRY_OFFLOAD_LOAD`)
+    /// and, where that is `auto` too, what `MC_KVFERRY_POLICY` chooses by the shape of the batch.
+    #[default]
+    Auto,
+    /// One DMA for each merged range, one 2-D DMA for each run with strides: no multiprocessor.
+    Direct,
+    /// The copy kernel reads or writes host memory in place.
+    Kernel,
+    /// A kernel gathers into, or scatters from, device memory, and a DMA does the rest.
+    Staged,
+}
+
+impl OffloadMode {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::Direct, Self::Kernel, Self::Staged];
+
+    /// As knobs and command lines spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Direct => "direct",
+            Self::Kernel => "kernel",
+            Self::Staged => "staged",
+        }
+    }
+}
+
+impl Display for OffloadMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// No offload mode has that name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no offload mode: expected auto, direct, kernel or staged")]
+pub struct UnknownMode(String);
+
+impl FromStr for OffloadMode {
+    type Err = UnknownMode;
+
+    fn from_str(text: &str) -> Result<Self, UnknownMode> {
+        let named = Self::ALL.into_iter().find(|mode| mode.name() == text);
+        named.ok_or_else(|| UnknownMode(text.to_owned()))
+    }
 }

@@ -3,10 +3,12 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::time::Duration;
 
 use kvferry_device::{Completions, Device, Queue, QueueOptions};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::offload::Steps;
 use crate::config::Config;
 use crate::error::Result;
 use crate::profile::Tuning;
@@ -24,6 +26,8 @@ pub(super) struct Lane {
     lost: OnceLock<kvferry_device::Error>,
     /// When the driver was last asked, by [`milliseconds`].
     asked: AtomicU64,
+    /// What the model beside tells.
+    steps: Mutex<Steps>,
 }
 
 impl Lane {
@@ -59,11 +63,17 @@ impl Lane {
             completions,
             lost: OnceLock::new(),
             asked: AtomicU64::new(0),
+            steps: Mutex::default(),
         })
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Box<dyn Queue>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A step of the model on this device took so long.
+    pub(super) fn record_step(&self, time: Duration) {
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner).record(time);
     }
 
     pub(super) fn lose(&self, error: &kvferry_device::Error) {

@@ -2,6 +2,7 @@
 
 mod lane;
 mod load;
+mod offload;
 pub(crate) mod peer;
 mod place;
 mod staging;

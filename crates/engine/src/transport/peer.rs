@@ -6,6 +6,7 @@
 //! at an address of its own. The processor never touches a GPU's memory.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use kvferry_device::{
     Capabilities, Consumer, Device, DeviceUuid, Left, Ticket, Vendor, Work, host_uuid,
@@ -23,7 +24,7 @@ use crate::plan::{
 };
 use crate::profile::{Tuning, Values};
 use crate::registry::{Registry, Table};
-use crate::request::{Copies, Part, SubmitOptions};
+use crate::request::{Copies, OffloadMode, Part, SubmitOptions};
 use crate::target::Target;
 
 /// The peer transport of one engine.
@@ -79,6 +80,12 @@ impl Peer {
 
     pub(crate) fn tunings(&self) -> impl Iterator<Item = &Tuning> {
         self.lanes.iter().map(|lane| &lane.tuning)
+    }
+
+    pub(crate) fn record_step(&self, device: usize, time: Duration) {
+        if let Some(lane) = self.lanes.get(device) {
+            lane.record_step(time);
+        }
     }
 
     pub(crate) fn tuning(&self, device: usize) -> &Tuning {
@@ -389,7 +396,8 @@ impl Peer {
         let device = plans.first().map_or(0, Plan::device);
         let behind = self.tickets(device, behind)?;
         let lane = &self.lanes[device];
-        let wanted = self.kernel && !options.without_kernel;
+        let direct = options.without_kernel || options.offload == OffloadMode::Direct;
+        let wanted = self.kernel && !direct;
         let kernel = wanted && lane.device.info().capabilities.contains(Capabilities::KERNEL);
         let batch_min = lane.tuning.values.batch_min;
         let mut parts = plans.iter().zip(strides);
