@@ -76,6 +76,10 @@ impl Lane {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner).record(time);
     }
 
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.get().is_some()
+    }
+
     pub(super) fn lose(&self, error: &kvferry_device::Error) {
         let _ = self.lost.set(error.clone());
     }

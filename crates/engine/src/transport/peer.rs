@@ -106,6 +106,11 @@ impl Peer {
         &self.lanes[index].device
     }
 
+    /// Whether nobody knows what the copies of a device do.
+    pub(crate) fn is_lost(&self, device: usize) -> bool {
+        self.lanes[device].is_lost()
+    }
+
     pub(super) fn lane(&self, index: usize) -> &Arc<Lane> {
         &self.lanes[index]
     }
