@@ -1,6 +1,5 @@
 //! Compact copies: many copies of one length in one descriptor, which the kernel expands.
 
-use crate::driver::Rows;
 use crate::queue::CopyDescriptor;
 
 /// One end of a compact copy: where it reads, or where it writes. Strides are bytes.
@@ -34,6 +33,23 @@ pub struct CompactCopy<'a> {
     pub layers: u32,
     /// Pages; a list of numbers, where there is one, has as many.
     pub pages: u32,
+}
+
+/// A block of rows that lie a pitch apart at either end, in bytes: what DMA engines copy in one go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// First byte to read.
+    pub src: u64,
+    /// First byte to write.
+    pub dst: u64,
+    /// Bytes of a row.
+    pub len: u64,
+    /// From a row to the next where it is read.
+    pub src_pitch: u64,
+    /// From a row to the next where it is written.
+    pub dst_pitch: u64,
+    /// Rows.
+    pub count: u64,
 }
 
 /// `kernels/copy.cu`'s `CompactDescriptor`, field for field; what each means is told there.
@@ -263,6 +279,48 @@ impl CompactEnd<'_> {
 }
 
 impl Rows {
+    /// Takes in the block that follows, if the two are one: side by side at both ends, so that the
+    /// rows get wider (a row costs a DMA engine about 50 ns beside its bytes, LAB.md), or one below
+    /// the other.
+    pub fn join(&mut self, next: &Self) -> bool {
+        let pitches = (self.src_pitch, self.dst_pitch);
+        let same_pitches = pitches == (next.src_pitch, next.dst_pitch);
+        let beside = next.src == self.src.wrapping_add(self.len)
+            && next.dst == self.dst.wrapping_add(self.len);
+        let both = self.len.checked_add(next.len);
+        if beside && self.count == next.count {
+            let narrow = |both: &u64| *both <= pitches.0.min(pitches.1) && same_pitches;
+            if let Some(both) = both.filter(|both| self.count == 1 || narrow(both)) {
+                self.len = both;
+                return true;
+            }
+        }
+        let down = |at: u64, pitch: u64| at.wrapping_add(pitch.wrapping_mul(self.count));
+        let below = next.src == down(self.src, self.src_pitch)
+            && next.dst == down(self.dst, self.dst_pitch);
+        let rows = self.count.checked_add(next.count);
+        match rows {
+            Some(rows) if below && same_pitches && self.len == next.len && self.count > 1 => {
+                self.count = rows;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// As a compact copy, of at most 2^32 - 1 rows.
+    pub fn compact(&self) -> CompactCopy<'static> {
+        let end = |addr, row_stride| CompactEnd { addr, row_stride, ..CompactEnd::default() };
+        CompactCopy {
+            src: end(self.src, self.src_pitch),
+            dst: end(self.dst, self.dst_pitch),
+            len: self.len,
+            rows: self.count.min(u32::MAX.into()) as u32,
+            layers: 1,
+            pages: 1,
+        }
+    }
+
     /// One descriptor a row.
     pub(crate) fn descriptors(self) -> impl Iterator<Item = CopyDescriptor> {
         (0..self.count).map(move |row| CopyDescriptor {

@@ -5,6 +5,7 @@
 
 mod compact;
 mod ordering;
+mod staged;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use crate::{
 
 pub use compact::*;
 pub use ordering::*;
+pub use staged::*;
 
 /// One `#[test]` per case for the device that `$open` opens.
 ///
@@ -38,6 +40,8 @@ macro_rules! device_conformance {
                 many_more_pieces_than_the_ring_holds_arrive
                 small_and_large_in_one_submission_both_arrive
                 what_is_first_and_what_is_last_are_so
+                staged_work_passes_two_buffers_whole
+                staged_work_waits_for_what_uses_its_buffers
                 pinned_memory_is_seen_by_the_processor_and_the_device
                 an_empty_submission_completes
                 every_submission_completes_and_stays_complete

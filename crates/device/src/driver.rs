@@ -3,22 +3,11 @@
 
 use std::fmt::Debug;
 
-use crate::compact::CompactDescriptor;
+use crate::compact::{CompactDescriptor, Rows};
 use crate::device::{Allocation, DeviceInfo, DeviceUuid, Export};
 use crate::error::Result;
 use crate::kernel::Entry;
 use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
-
-/// A block of rows that lie a pitch apart at either end, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rows {
-    pub(crate) src: u64,
-    pub(crate) dst: u64,
-    pub(crate) len: u64,
-    pub(crate) src_pitch: u64,
-    pub(crate) dst_pitch: u64,
-    pub(crate) count: u64,
-}
 
 /// Page-locked host memory that the device reads and writes in place.
 #[derive(Clone, Copy, Debug)]

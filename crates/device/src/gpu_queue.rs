@@ -9,6 +9,7 @@
 //! it waits, so that it holds up nobody else.
 
 mod launch;
+mod stages;
 mod words;
 
 use std::collections::VecDeque;
@@ -48,6 +49,8 @@ struct InFlight<D: Driver> {
 #[derive(Debug)]
 struct Gate<D: Driver> {
     stream: D::Stream,
+    /// For every other step of staged work.
+    second: Option<D::Stream>,
     /// Fires when what it waits for is done.
     event: D::Event,
     slots: Vec<SlotInUse<D>>,
@@ -58,8 +61,10 @@ struct Gate<D: Driver> {
 #[derive(Debug)]
 struct SlotInUse<D: Driver> {
     slot: usize,
-    /// Behind the launch that reads it.
+    /// Behind the launches that read it.
     event: D::Event,
+    /// As well, where they are on two streams.
+    other: Option<D::Event>,
 }
 
 /// The submission that is being made.
@@ -71,6 +76,10 @@ struct Open<D: Driver> {
     streams: u64,
     /// All of it runs on one stream, in order.
     in_order: bool,
+    /// Which of its two streams takes a step of staged work now.
+    turn: Option<usize>,
+    /// The two, by their positions; unused with a gate.
+    turns: [Option<usize>; 2],
     last_stream: usize,
     slots: usize,
     gate: Option<Gate<D>>,
@@ -175,7 +184,15 @@ impl<D: Driver> GpuQueue<D> {
     fn use_stream(&mut self, open: &mut Open<D>) -> D::Stream {
         open.started = true;
         if let Some(gate) = &open.gate {
-            return gate.stream;
+            return match open.turn {
+                Some(1) => gate.second.unwrap_or(gate.stream),
+                _ => gate.stream,
+            };
+        }
+        if let Some(at) = open.turn.and_then(|turn| open.turns[turn]) {
+            open.streams |= 1 << at;
+            open.last_stream = at;
+            return self.streams[at];
         }
         if open.in_order && open.streams != 0 {
             return self.streams[open.last_stream];
@@ -231,10 +248,10 @@ impl<D: Driver> GpuQueue<D> {
         let event = self.record(stream)?;
         let Some(slot) = open.slot.take() else { return Ok(()) };
         match &mut open.gate {
-            Some(gate) => gate.slots.push(SlotInUse { slot, event }),
+            Some(gate) => gate.slots.push(SlotInUse { slot, event, other: None }),
             None => {
                 open.slots += 1;
-                self.slots_in_use.push_back(SlotInUse { slot, event });
+                self.slots_in_use.push_back(SlotInUse { slot, event, other: None });
             }
         }
         Ok(())
@@ -278,11 +295,7 @@ impl<D: Driver> GpuQueue<D> {
         let driver = &self.device.driver;
         let waits = producer
             .map_or(Ok(()), |producer| driver.wait_producer(stream, producer.0, event))
-            .and_then(|()| {
-                // What is not in flight is done.
-                let mut earlier = behind.iter().filter_map(|&ticket| self.find(ticket));
-                earlier.try_for_each(|earlier| driver.wait(stream, earlier.end))
-            })
+            .and_then(|()| self.wait_behind(stream, behind))
             // Behind the waits, and so in our own stream: the producer's handle may go.
             .and_then(|()| driver.record(event, stream));
         if let Err(error) = waits {
@@ -290,7 +303,7 @@ impl<D: Driver> GpuQueue<D> {
             self.idle_gate_streams.push(stream);
             return Err(error);
         }
-        Ok(Gate { stream, event, slots: Vec::new(), open_since: None })
+        Ok(Gate { stream, second: None, event, slots: Vec::new(), open_since: None })
     }
 
     /// Ends the submission: its word is stored when all of its streams, or with `all` every stream
@@ -300,6 +313,12 @@ impl<D: Driver> GpuQueue<D> {
             Some(gate) => gate.stream,
             None => self.streams[open.last_stream],
         };
+        if let Some(second) = open.gate.as_ref().and_then(|gate| gate.second) {
+            let event = self.record(second)?;
+            let waits = self.device.driver.wait(stream, event);
+            self.idle_events.push(event);
+            waits?;
+        }
         if open.gate.is_none() {
             let every = u64::MAX >> (u64::BITS as usize - self.streams.len());
             let streams = if all { every } else { open.streams };
@@ -323,7 +342,7 @@ impl<D: Driver> GpuQueue<D> {
         }
         // The slot of a launch that failed is free once the submission is done.
         if let Some(slot) = open.slot.take() {
-            let in_use = SlotInUse { slot, event: self.record(stream)? };
+            let in_use = SlotInUse { slot, event: self.record(stream)?, other: None };
             match &mut open.gate {
                 Some(gate) => gate.slots.push(in_use),
                 None => {
@@ -374,25 +393,36 @@ impl<D: Driver> GpuQueue<D> {
     fn close_gate(&mut self, gate: Gate<D>) {
         self.idle_events.push(gate.event);
         self.idle_gate_streams.push(gate.stream);
-        for SlotInUse { slot, event } in gate.slots {
-            self.free_slots.push(slot);
-            self.idle_events.push(event);
+        self.idle_gate_streams.extend(gate.second);
+        for slot in gate.slots {
+            self.free_slot(slot);
             self.gated_slots -= 1;
         }
     }
 
     fn free_oldest_slot(&mut self) {
-        if let Some(SlotInUse { slot, event }) = self.slots_in_use.pop_front() {
-            self.free_slots.push(slot);
-            self.idle_events.push(event);
+        if let Some(oldest) = self.slots_in_use.pop_front() {
+            self.free_slot(oldest);
         }
+    }
+
+    fn free_slot(&mut self, SlotInUse { slot, event, other }: SlotInUse<D>) {
+        self.free_slots.push(slot);
+        self.idle_events.push(event);
+        self.idle_events.extend(other);
+    }
+
+    /// Whether the launches that read a slot are over. Inside the scope.
+    fn is_read(&self, slot: &SlotInUse<D>) -> Result<bool> {
+        let driver = &self.device.driver;
+        Ok(driver.fired(slot.event)? && slot.other.map_or(Ok(true), |event| driver.fired(event))?)
     }
 
     /// Frees slots whose launches are over though their submissions are not. Inside the scope.
     fn reap_slots(&mut self, open: &mut Open<D>) -> Result<()> {
         self.reap();
         while let Some(oldest) = self.slots_in_use.front() {
-            if !self.device.driver.fired(oldest.event)? {
+            if !self.is_read(oldest)? {
                 break;
             }
             self.free_oldest_slot();
@@ -403,12 +433,11 @@ impl<D: Driver> GpuQueue<D> {
         }
         if let Some(gate) = &mut open.gate {
             while let Some(oldest) = gate.slots.first() {
-                if !self.device.driver.fired(oldest.event)? {
+                if !self.is_read(oldest)? {
                     break;
                 }
-                let SlotInUse { slot, event } = gate.slots.remove(0);
-                self.free_slots.push(slot);
-                self.idle_events.push(event);
+                let read = gate.slots.remove(0);
+                self.free_slot(read);
                 self.gated_slots -= 1;
             }
         }
@@ -522,6 +551,8 @@ impl<D: Driver> Queue for GpuQueue<D> {
             started: false,
             streams: 0,
             in_order: !(work.first.is_empty() && work.last.is_empty()),
+            turn: None,
+            turns: [None; 2],
             last_stream: self.next_stream,
             slots: 0,
             gate: None,
@@ -537,7 +568,8 @@ impl<D: Driver> Queue for GpuQueue<D> {
         let ticket = Ticket { value: word.value.wrapping_add(1), ..word };
         let waits = work.after.is_some() || work.behind.iter().any(|&it| !self.words.done(it));
         if waits {
-            match self.open_gate(work.after, work.behind) {
+            let staged = work.staged.as_ref().map_or(&[][..], |staged| staged.behind);
+            match self.open_gate(work.after, &[work.behind, staged].concat()) {
                 Ok(gate) => open.gate = Some(gate),
                 Err(error) => return Err(self.fail(open, ticket, error)),
             }
@@ -590,6 +622,8 @@ impl<D: Driver> Drop for GpuQueue<D> {
             started: false,
             streams: 0,
             in_order: false,
+            turn: None,
+            turns: [None; 2],
             last_stream: 0,
             slots: 0,
             gate: None,

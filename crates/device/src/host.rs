@@ -9,8 +9,9 @@ use rustix::io::fcntl_dupfd_cloexec;
 use sha2::{Digest, Sha256};
 
 use crate::compact::CompactDescriptor;
+use crate::compact::Rows;
 use crate::device::{Allocation, Capabilities, Device, DeviceInfo, DeviceUuid, Export, Vendor};
-use crate::driver::{Driver, Pinned, Rows};
+use crate::driver::{Driver, Pinned};
 use crate::error::{Error, Result};
 use crate::gpu::GpuDevice;
 use crate::kernel::Entry;

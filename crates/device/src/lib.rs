@@ -52,5 +52,5 @@ pub use numa::bind_near;
 pub use pinned::PinnedMemory;
 pub use queue::{
     CompactCopy, CompactEnd, Completions, Consumer, CopyDescriptor, CopySource, Producer, Queue,
-    QueueOptions, SliceSource, Ticket, Work,
+    QueueOptions, Rows, SliceSource, Stage, StageSource, Staged, Ticket, Work,
 };

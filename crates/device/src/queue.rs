@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-pub use crate::compact::{CompactCopy, CompactEnd};
+pub use crate::compact::{CompactCopy, CompactEnd, Rows};
 use crate::error::{Result, SubmitError};
 
 /// One copy, as `kernels/copy.cu` reads it: 24 bytes, three little-endian u64.
@@ -68,6 +68,38 @@ impl CopySource for SliceSource<'_> {
     }
 }
 
+/// Work that passes through buffers in device memory, step by step: pieces between the buffer and
+/// where bytes belong in device memory, by the kernel, and DMAs between the buffer and host memory.
+pub struct Staged<'a> {
+    /// The steps.
+    pub stages: &'a mut dyn StageSource,
+    /// Submissions of the same queue that use the same buffers: the first step waits for them.
+    pub behind: &'a [Ticket],
+}
+
+/// Hands out the steps of staged work.
+pub trait StageSource {
+    /// Whether there is another step.
+    fn has_next(&self) -> bool;
+
+    /// Writes the next step's pieces to the front of `slot`, as many as it likes up to all that fit.
+    ///
+    /// Steps take turns on two streams: one begins when the last but one has ended, and runs beside
+    /// the last. So steps of one parity may share a buffer.
+    fn next(&mut self, slot: &mut [CopyDescriptor]) -> Stage<'_>;
+}
+
+/// A step of staged work.
+#[derive(Clone, Copy, Debug)]
+pub struct Stage<'a> {
+    /// How many pieces were written to the slot.
+    pub pieces: usize,
+    /// For DMA, as few 2-D copies as strides allow.
+    pub dma: &'a [CompactCopy<'a>],
+    /// Whether the pieces wait for the DMAs; else the DMAs wait for the pieces.
+    pub dma_first: bool,
+}
+
 /// What one submission copies, and how.
 pub struct Work<'a> {
     /// For the kernel, descriptor by descriptor.
@@ -80,6 +112,8 @@ pub struct Work<'a> {
     pub first: &'a [CopyDescriptor],
     /// For DMA, one each: they start when everything else has landed.
     pub last: &'a [CopyDescriptor],
+    /// Through buffers in device memory, in no order with all of the above.
+    pub staged: Option<Staged<'a>>,
     /// Whether the kernel may run. Where it may not, or where there is none, a piece is one DMA
     /// and a compact copy as few 2-D DMAs as its strides allow.
     pub kernel: bool,
@@ -101,6 +135,7 @@ impl<'a> Work<'a> {
             large: &[],
             first: &[],
             last: &[],
+            staged: None,
             kernel: true,
             after: None,
             behind: &[],
@@ -116,6 +151,7 @@ impl Debug for Work<'_> {
             .field("large", &self.large.len())
             .field("first", &self.first.len())
             .field("last", &self.last.len())
+            .field("staged", &self.staged.is_some())
             .field("kernel", &self.kernel)
             .field("after", &self.after)
             .field("behind", &self.behind.len())

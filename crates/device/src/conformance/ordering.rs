@@ -49,6 +49,7 @@ macro_rules! ordering_conformance {
                 a_transfer_behind_others_waits_for_them_and_holds_up_nobody
                 a_held_producer_holds_up_no_other_transfer
                 what_is_first_waits_for_the_producer_too
+                staged_work_waits_for_its_producer
                 held_transfers_end_in_whatever_order_their_producers_do
                 a_consumer_waits_for_a_transfer_without_the_host
                 a_wait_for_the_producer_is_no_stall

@@ -1,10 +1,8 @@
 //! How the work of a submission gets to the device: launches from the ring or from the kernel's
 //! parameters, and DMAs.
 
-use std::sync::Arc;
-
 use super::{GpuQueue, Open};
-use crate::compact::{CompactCopy, CompactDescriptor, MOST_UNITS};
+use crate::compact::{CompactCopy, CompactDescriptor, MOST_UNITS, Rows};
 use crate::device::Capabilities;
 use crate::driver::Driver;
 use crate::error::Result;
@@ -12,7 +10,7 @@ use crate::kernel::{BLOCK_THREADS, COMPACT_DESCRIPTORS, Entry, INLINE_DESCRIPTOR
 use crate::queue::{CopyDescriptor, CopySource, Work};
 
 impl<D: Driver> GpuQueue<D> {
-    fn kernel(&self) -> bool {
+    pub(super) fn kernel(&self) -> bool {
         self.device.driver.info().capabilities.contains(Capabilities::KERNEL)
     }
 
@@ -42,7 +40,12 @@ impl<D: Driver> GpuQueue<D> {
         // SAFETY: the caller's contract.
         unsafe { self.copy(open, work.large) }?;
         // SAFETY: the caller's contract.
-        unsafe { self.copy(open, work.last) }
+        unsafe { self.copy(open, work.last) }?;
+        match &mut work.staged {
+            // SAFETY: the caller's contract.
+            Some(staged) => unsafe { self.enqueue_stages(open, staged) },
+            None => Ok(()),
+        }
     }
 
     /// # Safety
@@ -215,7 +218,11 @@ impl<D: Driver> GpuQueue<D> {
 
     /// # Safety
     /// As [`Queue::submit`]; the driver's scope is entered.
-    unsafe fn copy(&mut self, open: &mut Open<D>, copies: &[CopyDescriptor]) -> Result<()> {
+    pub(super) unsafe fn copy(
+        &mut self,
+        open: &mut Open<D>,
+        copies: &[CopyDescriptor],
+    ) -> Result<()> {
         for &CopyDescriptor { src, dst, len } in copies {
             let stream = self.use_stream(open);
             // SAFETY: the caller's contract.
@@ -226,24 +233,40 @@ impl<D: Driver> GpuQueue<D> {
 
     /// # Safety
     /// As [`Queue::submit`]; the driver's scope is entered.
-    unsafe fn copy_compact(
+    pub(super) unsafe fn copy_compact(
         &mut self,
         open: &mut Open<D>,
         copies: &[CompactCopy<'_>],
     ) -> Result<()> {
-        let device = Arc::clone(&self.device);
-        for rows in
-            copies.iter().filter(|copy| copy.len > 0).flat_map(|copy| copy.normal().blocks())
-        {
-            let stream = self.use_stream(open);
+        for copy in copies.iter().filter(|copy| copy.len > 0) {
+            // Inside one copy only: a DMA across two allocations that touch is refused.
+            let mut blocks = copy.normal().blocks().filter(|rows| rows.count > 0);
+            let Some(mut now) = blocks.next() else { continue };
+            for rows in blocks {
+                if !now.join(&rows) {
+                    // SAFETY: the caller's contract.
+                    unsafe { self.copy_rows(open, now) }?;
+                    now = rows;
+                }
+            }
             // SAFETY: the caller's contract.
-            if unsafe { device.driver.copy_rows(stream, rows) }? {
-                continue;
-            }
-            for CopyDescriptor { src, dst, len } in rows.descriptors() {
-                // SAFETY: the caller's contract.
-                unsafe { device.driver.copy(stream, dst, src, len) }?;
-            }
+            unsafe { self.copy_rows(open, now) }?;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`Queue::submit`]; the driver's scope is entered.
+    unsafe fn copy_rows(&mut self, open: &mut Open<D>, rows: Rows) -> Result<()> {
+        let stream = self.use_stream(open);
+        let driver = &self.device.driver;
+        // SAFETY: the caller's contract.
+        if rows.count > 1 && unsafe { driver.copy_rows(stream, rows) }? {
+            return Ok(());
+        }
+        for CopyDescriptor { src, dst, len } in rows.descriptors() {
+            // SAFETY: the caller's contract.
+            unsafe { driver.copy(stream, dst, src, len) }?;
         }
         Ok(())
     }
