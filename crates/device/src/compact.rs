@@ -106,6 +106,12 @@ impl<'a> CompactCopy<'a> {
         u64::from(self.rows) * u64::from(self.layers) * u64::from(self.pages)
     }
 
+    /// The copies, one by one, rows that touch at both ends in one.
+    pub fn pieces(&self) -> impl Iterator<Item = CopyDescriptor> + use<'a> {
+        let copy = if self.len == 0 { Self::default() } else { self.normal() };
+        copy.blocks().flat_map(Rows::descriptors)
+    }
+
     /// Whether the pages of one layer lie closer together than the layers of one page. What runs at
     /// the same time then is of few layers, so that it lies in few of the GPU's memory pages: 9 GB
     /// of it are more than its address translation keeps at hand.

@@ -23,7 +23,7 @@ use crate::error::{Error, Left, Result, SubmitError};
 use crate::gpu::GpuDevice;
 use crate::kernel::{COMPACT_DESCRIPTORS, Entry, INLINE_DESCRIPTORS, grid};
 use crate::queue::{
-    Completions, Consumer, CopyDescriptor, Producer, Queue, QueueOptions, Ticket, Work,
+    Completions, Consumer, CopyDescriptor, Fence, Producer, Queue, QueueOptions, Ticket, Work,
 };
 
 /// Submissions in flight are bounded by their completion words; beyond it, submit waits.
@@ -43,6 +43,15 @@ struct InFlight<D: Driver> {
     /// Of an ungated one: how many of the queue's `slots_in_use` are its own.
     slots: usize,
     gate: Option<Gate<D>>,
+}
+
+/// The end event of a submission, lent so many times, and so not used for anything else.
+#[derive(Debug)]
+struct Lent<D: Driver> {
+    ticket: Ticket,
+    times: usize,
+    /// The event, once the submission is done.
+    ended: Option<D::Event>,
 }
 
 /// What a submission that waits holds for itself.
@@ -115,6 +124,8 @@ pub(crate) struct GpuQueue<D: Driver> {
     in_flight: VecDeque<InFlight<D>>,
     /// With a gate, in any order.
     gated: Vec<InFlight<D>>,
+    /// End events that somebody borrowed.
+    lent: Vec<Lent<D>>,
     lost: Option<Error>,
     /// The front of `in_flight` and since when it has been waited for.
     waiting: Option<(Ticket, Instant)>,
@@ -156,6 +167,7 @@ impl<D: Driver> GpuQueue<D> {
             idle_events: Vec::with_capacity(events),
             in_flight: VecDeque::with_capacity(MAX_IN_FLIGHT),
             gated: Vec::new(),
+            lent: Vec::new(),
             lost: None,
             waiting: None,
             device: Arc::clone(&device),
@@ -278,9 +290,16 @@ impl<D: Driver> GpuQueue<D> {
         self.in_flight.iter().chain(&self.gated).find(|submission| submission.ticket == ticket)
     }
 
-    /// Makes a stream wait for the producer and for earlier submissions, and nothing else wait with
-    /// it.
-    fn open_gate(&mut self, producer: Option<Producer>, behind: &[Ticket]) -> Result<Gate<D>> {
+    /// Gives an event back to the pool, or to whoever borrowed it.
+    fn end_event(&mut self, ticket: Ticket, event: D::Event) {
+        match self.lent.iter_mut().find(|lent| lent.ticket == ticket) {
+            Some(lent) => lent.ended = Some(event),
+            None => self.idle_events.push(event),
+        }
+    }
+
+    /// Makes a stream wait for the producer and for other submissions, and nothing else wait with it.
+    fn open_gate(&mut self, producer: Option<Producer>, work: &Work<'_>) -> Result<Gate<D>> {
         let stream = match self.idle_gate_streams.pop() {
             Some(stream) => stream,
             None => self.device.driver.create_stream(self.options.high_priority)?,
@@ -295,7 +314,11 @@ impl<D: Driver> GpuQueue<D> {
         let driver = &self.device.driver;
         let waits = producer
             .map_or(Ok(()), |producer| driver.wait_producer(stream, producer.0, event))
-            .and_then(|()| self.wait_behind(stream, behind))
+            .and_then(|()| {
+                let staged = work.staged.as_ref().map_or(&[][..], |staged| staged.behind);
+                self.wait_behind(stream, staged)
+            })
+            .and_then(|()| work.behind.iter().try_for_each(|fence| self.wait_fence(stream, fence)))
             // Behind the waits, and so in our own stream: the producer's handle may go.
             .and_then(|()| driver.record(event, stream));
         if let Err(error) = waits {
@@ -369,7 +392,7 @@ impl<D: Driver> GpuQueue<D> {
                 break;
             }
             let done = self.in_flight.pop_front().expect("the front was just looked at");
-            self.idle_events.push(done.end);
+            self.end_event(done.ticket, done.end);
             for _ in 0..done.slots {
                 self.free_oldest_slot();
             }
@@ -382,7 +405,7 @@ impl<D: Driver> GpuQueue<D> {
                 continue;
             }
             let done = self.gated.swap_remove(index);
-            self.idle_events.push(done.end);
+            self.end_event(done.ticket, done.end);
             self.free_words.push(done.ticket);
             if let Some(gate) = done.gate {
                 self.close_gate(gate);
@@ -566,10 +589,8 @@ impl<D: Driver> Queue for GpuQueue<D> {
         }
         let word = self.free_words.pop().expect("the wait ends only with a free word");
         let ticket = Ticket { value: word.value.wrapping_add(1), ..word };
-        let waits = work.after.is_some() || work.behind.iter().any(|&it| !self.words.done(it));
-        if waits {
-            let staged = work.staged.as_ref().map_or(&[][..], |staged| staged.behind);
-            match self.open_gate(work.after, &[work.behind, staged].concat()) {
+        if work.after.is_some() || !work.behind.is_empty() {
+            match self.open_gate(work.after, work) {
                 Ok(gate) => open.gate = Some(gate),
                 Err(error) => return Err(self.fail(open, ticket, error)),
             }
@@ -589,6 +610,30 @@ impl<D: Driver> Queue for GpuQueue<D> {
             // What is not in flight is done.
             None => Ok(()),
             Some(submission) => device.driver.signal_consumer(consumer, submission.end),
+        }
+    }
+
+    fn lend(&mut self, ticket: Ticket) -> Option<Fence> {
+        if self.words.done(ticket) {
+            return None;
+        }
+        let event = self.find(ticket)?.end;
+        match self.lent.iter_mut().find(|lent| lent.ticket == ticket) {
+            Some(lent) => lent.times += 1,
+            None => self.lent.push(Lent { ticket, times: 1, ended: None }),
+        }
+        let device = self.device.driver.info().uuid;
+        Some(Fence { device, ticket, event: Box::new(event) })
+    }
+
+    fn take_back(&mut self, fence: Fence) {
+        let Some(at) = self.lent.iter().position(|lent| lent.ticket == fence.ticket) else {
+            return;
+        };
+        self.lent[at].times -= 1;
+        if self.lent[at].times == 0 {
+            let lent = self.lent.swap_remove(at);
+            self.idle_events.extend(lent.ended);
         }
     }
 

@@ -51,6 +51,6 @@ pub use host_bytes::HostBytes;
 pub use numa::bind_near;
 pub use pinned::PinnedMemory;
 pub use queue::{
-    CompactCopy, CompactEnd, Completions, Consumer, CopyDescriptor, CopySource, Producer, Queue,
-    QueueOptions, Rows, SliceSource, Stage, StageSource, Staged, Ticket, Work,
+    CompactCopy, CompactEnd, Completions, Consumer, CopyDescriptor, CopySource, Fence, Producer,
+    Queue, QueueOptions, Rows, SliceSource, Stage, StageSource, Staged, Ticket, Work,
 };

@@ -1,10 +1,12 @@
 //! Submission of copies to a device, and their completion.
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::fmt::Debug;
 use std::sync::Arc;
 
 pub use crate::compact::{CompactCopy, CompactEnd, Rows};
+use crate::device::DeviceUuid;
 use crate::error::{Result, SubmitError};
 
 /// One copy, as `kernels/copy.cu` reads it: 24 bytes, three little-endian u64.
@@ -34,6 +36,15 @@ pub struct Ticket {
 impl Ticket {
     /// Of a submission that nobody knows the end of: it is never done.
     pub const NEVER: Self = Self { word: u32::MAX, value: 0 };
+}
+
+/// The end of a submission, lent by its queue ([`Queue::lend`]) for other submissions to be behind.
+#[derive(Debug)]
+pub struct Fence {
+    pub(crate) device: DeviceUuid,
+    pub(crate) ticket: Ticket,
+    /// The driver's event.
+    pub(crate) event: Box<dyn Any + Send>,
 }
 
 /// Where a device says which submissions have ended. Outlives its queue, and is read without a
@@ -119,9 +130,9 @@ pub struct Work<'a> {
     pub kernel: bool,
     /// What has to be done before the first byte is read or written.
     pub after: Option<Producer>,
-    /// Earlier submissions of the same queue that have to be done before that, too. The device
+    /// Submissions of queues of the same device that have to be done before that, too. The device
     /// waits for them, the host does not.
-    pub behind: &'a [Ticket],
+    pub behind: &'a [Fence],
     /// Most blocks of one launch; more than the queue's own bound is no more than that.
     pub max_grid_blocks: u32,
 }
@@ -272,6 +283,13 @@ pub trait Queue: Debug + Send {
     /// Makes later work of a stream of the caller's wait for the submission. The host does not
     /// wait.
     fn signal(&mut self, ticket: Ticket, consumer: Consumer) -> Result<()>;
+
+    /// The end of a submission, to be behind in this queue or another one of the device; none if it
+    /// is done. It has to be given back once what is behind it is submitted.
+    fn lend(&mut self, ticket: Ticket) -> Option<Fence>;
+
+    /// Takes back what this queue lent.
+    fn take_back(&mut self, fence: Fence);
 
     /// Asks the driver whether the device still works; call it from time to time while waiting.
     ///

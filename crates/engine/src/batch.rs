@@ -12,6 +12,7 @@ use crate::mapping::OpenMapping;
 use crate::registry::{HostLock, Pin};
 use crate::target::Target;
 use crate::transport::tcp::Transfer;
+use crate::transport::{Choice, Lane};
 
 /// Names a batch of one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -98,10 +99,10 @@ pub struct BatchStatus {
 }
 
 /// A submission that a running batch waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Pending {
-    /// Index of the device whose queue runs it.
-    pub(crate) device: usize,
+    /// Whose queue runs it.
+    pub(crate) lane: Arc<Lane>,
     pub(crate) ticket: Ticket,
 }
 
@@ -127,6 +128,8 @@ pub(crate) struct Holds {
 #[derive(Debug)]
 struct Batch {
     status: BatchStatus,
+    /// How it goes between a GPU and host memory, if it does.
+    choice: Option<Choice>,
     /// Bytes of all ranges.
     total: u64,
     running: Option<Running>,
@@ -181,7 +184,7 @@ impl Batches {
     /// A batch that had nothing to move.
     pub(crate) fn insert_completed(&self) -> BatchId {
         let status = BatchStatus { state: State::Completed, bytes: 0, path: Path::None };
-        self.insert(Batch { status, total: 0, running: None })
+        self.insert(Batch { status, choice: None, total: 0, running: None })
     }
 
     pub(crate) fn insert_running(
@@ -189,11 +192,12 @@ impl Batches {
         pending: AllPending,
         failure: Option<Error>,
         total: u64,
-        path: Path,
+        (path, choice): (Path, Option<Choice>),
         holds: Holds,
     ) -> BatchId {
         let status = BatchStatus { state: State::Running, bytes: 0, path };
-        self.insert(Batch { status, total, running: Some(Running { pending, failure, holds }) })
+        let running = Some(Running { pending, failure, holds });
+        self.insert(Batch { status, choice, total, running })
     }
 
     fn insert(&self, batch: Batch) -> BatchId {
@@ -207,6 +211,10 @@ impl Batches {
         let slot = &mut state.slots[index as usize];
         slot.batch = Some(batch);
         BatchId { index, generation: slot.generation }
+    }
+
+    pub(crate) fn choice(&self, id: BatchId) -> Result<Option<Choice>> {
+        Ok(self.state().get(id)?.choice)
     }
 
     /// The status, and what the batch waits for if it runs.

@@ -17,6 +17,7 @@ use crate::registry::Registry;
 use crate::request::{Copies, Part, SubmitOptions};
 use crate::segment::{AllocationKey, Exports, Identity, NoExports, Segment};
 use crate::target::Target;
+use crate::transport::Choice;
 use crate::transport::peer::{Peer, Submitted};
 use crate::transport::tcp::{Listener, Tcp};
 
@@ -305,9 +306,9 @@ impl Engine {
         if let Some(error) = &submitted.failure {
             tracing::warn!(%error, "a batch failed while it was submitted");
         }
-        let Submitted { pending, failure, bytes, path, holds } = submitted;
+        let Submitted { pending, failure, bytes, path, choice, holds } = submitted;
         let pending = AllPending { submissions: pending.into(), transfer };
-        let id = self.batches.insert_running(pending, failure, bytes, path, holds);
+        let id = self.batches.insert_running(pending, failure, bytes, (path, choice), holds);
         if let Some(notifier) = self.notifier.get() {
             notifier.wake();
         }
@@ -361,6 +362,14 @@ impl Engine {
             self.ended(id, &status);
         }
         Ok(status)
+    }
+
+    /// Which way a batch went between a GPU and host memory, and why; none for other batches.
+    ///
+    /// # Errors
+    /// [`Error::UnknownBatch`].
+    pub fn choice(&self, id: BatchId) -> Result<Option<Choice>> {
+        self.batches.choice(id)
     }
 
     fn has_ended(&self, pending: &AllPending) -> Result<bool, kvferry_device::Error> {
@@ -424,6 +433,12 @@ impl Engine {
     /// them.
     pub fn staging_bytes(&self) -> u64 {
         self.of_tcp(Tcp::slot_bytes)
+    }
+
+    /// Bytes of device memory that staged offload passes through, made so far
+    /// (`MC_KVFERRY_OFFLOAD_BOUNCE_MB`).
+    pub fn bounce_bytes(&self) -> u64 {
+        self.peer.bounce_bytes()
     }
 
     /// A number of the TCP transport's, if there is one.

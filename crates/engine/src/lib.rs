@@ -42,6 +42,7 @@ pub use store::{
 };
 pub use target::Target;
 pub use transport::tcp::Listener;
+pub use transport::{Choice, Reason};
 
 /// The device layer: what an engine runs on.
 pub use kvferry_device as device;

@@ -117,7 +117,10 @@ impl StageSource for Steps<'_> {
         let rows = Rows { src, dst, len: PIECE, src_pitch: PIECE, dst_pitch: PIECE, count };
         self.dma = [rows.compact()];
         self.next = end;
-        assert!(end == passage.pieces || end % passage.step == 0, "a step fits into a slot");
+        assert!(
+            end == passage.pieces || end.is_multiple_of(passage.step),
+            "a step fits into a slot"
+        );
         Stage { pieces: count as usize, dma: &self.dma, dma_first: passage.load }
     }
 }

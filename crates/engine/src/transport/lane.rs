@@ -3,19 +3,18 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
-use std::time::Duration;
 
-use kvferry_device::{Completions, Device, Queue, QueueOptions};
+use kvferry_device::{Completions, Device, Left, Queue, QueueOptions, SubmitError, Ticket, Work};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::offload::Steps;
+use crate::batch::Pending;
 use crate::config::Config;
 use crate::error::Result;
 use crate::profile::Tuning;
 
 /// One device and its queue.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(crate) struct Lane {
     pub(super) device: Arc<dyn Device>,
     pub(super) tuning: Tuning,
     /// Peers that a batch went to by a fallback.
@@ -26,8 +25,6 @@ pub(super) struct Lane {
     lost: OnceLock<kvferry_device::Error>,
     /// When the driver was last asked, by [`milliseconds`].
     asked: AtomicU64,
-    /// What the model beside tells.
-    steps: Mutex<Steps>,
 }
 
 impl Lane {
@@ -63,7 +60,6 @@ impl Lane {
             completions,
             lost: OnceLock::new(),
             asked: AtomicU64::new(0),
-            steps: Mutex::default(),
         })
     }
 
@@ -71,9 +67,35 @@ impl Lane {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A step of the model on this device took so long.
-    pub(super) fn record_step(&self, time: Duration) {
-        self.steps.lock().unwrap_or_else(PoisonError::into_inner).record(time);
+    /// Submits to the queue. What may run from now on is in `pending`, also behind an error.
+    ///
+    /// # Safety
+    /// As [`Queue::submit`].
+    pub(super) unsafe fn submit(
+        self: &Arc<Self>,
+        work: &mut Work<'_>,
+        pending: &mut Vec<Pending>,
+    ) -> Result<()> {
+        let pend = |ticket| Pending { lane: Arc::clone(self), ticket };
+        // SAFETY: the caller's contract.
+        match unsafe { self.lock().submit(work) } {
+            Ok(ticket) => {
+                pending.push(pend(ticket));
+                Ok(())
+            }
+            Err(SubmitError { error, left }) => {
+                match left {
+                    Left::Nothing => {}
+                    Left::Until(ticket) => pending.push(pend(ticket)),
+                    // Nothing says when it ends: the batch does, once somebody asks the device.
+                    Left::Unknown => {
+                        self.lose(&error);
+                        pending.push(pend(Ticket::NEVER));
+                    }
+                }
+                Err(error.into())
+            }
+        }
     }
 
     pub(super) fn is_lost(&self) -> bool {

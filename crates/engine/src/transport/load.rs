@@ -1,10 +1,16 @@
 //! What one submission to a queue is made of: pieces, compact copies and large copies of one plan, or
 //! of several by turns.
 
-use kvferry_device::{CompactCopy, CopyDescriptor, CopySource, SliceSource, Vendor};
+use std::sync::Arc;
 
+use kvferry_device::{CompactCopy, CopyDescriptor, CopySource, SliceSource, Vendor, Work};
+
+use super::fences::Order;
+use super::lane::Lane;
+use super::peer::Submitted;
 use super::place::{Plan, RangePlan};
 use crate::batch::Path;
+use crate::error::Result;
 use crate::plan::{Checked, Pieces, Strides, Want};
 
 /// Descriptors that a batch takes from one target before it turns to the next: about a fiftieth of
@@ -74,8 +80,60 @@ impl<'a> Load<'a> {
         Self { pieces, has_pieces: small_by_kernel, compact: Vec::new(), large }
     }
 
+    /// The submissions of several loads. Lists of ranges are interleaved in the launches that they
+    /// share; forms are expanded by launches of their own, which run side by side if each is small
+    /// enough.
+    pub(super) fn joined(loads: Vec<Self>) -> Vec<Self> {
+        match loads.iter().all(|load| load.compact.is_empty()) {
+            true => vec![Self::interleaved(loads)],
+            false => loads,
+        }
+    }
+
+    /// Submits loads of checked plans, whose memory the caller keeps until the batch ends.
+    ///
+    /// # Errors
+    /// If nothing was started; else the failure is in `submitted`.
+    ///
+    /// # Safety
+    /// As [`Queue::submit`](kvferry_device::Queue::submit).
+    pub(super) unsafe fn submit(
+        loads: Vec<Self>,
+        lane: &Arc<Lane>,
+        kernel: bool,
+        max_grid_blocks: u32,
+        order: Order<'_>,
+        submitted: &mut Submitted,
+    ) -> Result<()> {
+        let vendor = lane.device.info().vendor;
+        let path = loads.iter().map(|load| load.path(vendor, kernel)).reduce(Path::and);
+        submitted.path = path.unwrap_or(Path::None);
+        let max_grid_blocks = (max_grid_blocks / loads.len().max(1) as u32).max(1);
+        for mut load in loads {
+            let mut work = Work {
+                compact: &load.compact,
+                large: &load.large,
+                kernel,
+                after: order.after,
+                behind: order.behind,
+                max_grid_blocks,
+                ..Work::pieces(&mut *load.pieces)
+            };
+            // SAFETY: the caller's contract.
+            match unsafe { lane.submit(&mut work, &mut submitted.pending) } {
+                Ok(()) => {}
+                Err(error) if submitted.pending.is_empty() => return Err(error),
+                Err(error) => {
+                    submitted.failure = Some(error);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// One load of several that have no forms.
-    pub(super) fn interleaved(mut loads: Vec<Self>) -> Self {
+    fn interleaved(mut loads: Vec<Self>) -> Self {
         if loads.len() == 1 {
             return loads.remove(0);
         }

@@ -1,5 +1,6 @@
 //! Ways to move a batch. Each takes checked ranges and returns what the batch waits for.
 
+mod fences;
 mod lane;
 mod load;
 mod offload;
@@ -8,3 +9,6 @@ mod place;
 mod staging;
 pub(crate) mod tcp;
 mod watcher;
+
+pub(crate) use lane::Lane;
+pub use offload::{Choice, Reason};

@@ -8,23 +8,23 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kvferry_device::{
-    Capabilities, Consumer, Device, DeviceUuid, Left, Ticket, Vendor, Work, host_uuid,
-};
+use kvferry_device::{Capabilities, Consumer, Device, DeviceUuid, Vendor, host_uuid};
 
+use super::fences::{Fences, Order};
 use super::lane::Lane;
 use super::load::Load;
+use super::offload::{Choice, Direction, Offload, Parts};
 use super::place::{FormPlan, Place, Plan, RangePlan, RemoteWindows, compact_copies};
 use crate::batch::{Holds, Path, Pending};
 use crate::config::{Config, OverlapCheck};
-use crate::error::{Error, RangeError, Result};
+use crate::error::{Error, RangeError, Result, Side};
 use crate::plan::{
     Extent, Form, Limits, Op, Range, Scratch, Strides, check_bounds, check_form_bounds,
     check_form_overlaps, check_overlaps, find_strides,
 };
 use crate::profile::{Tuning, Values};
 use crate::registry::{Registry, Table};
-use crate::request::{Copies, OffloadMode, Part, SubmitOptions};
+use crate::request::{Copies, Part, SubmitOptions};
 use crate::target::Target;
 
 /// The peer transport of one engine.
@@ -36,6 +36,7 @@ pub(crate) struct Peer {
     /// Whether to refuse what a kernel that is missing should take.
     strict: bool,
     overlap_check: OverlapCheck,
+    offload: Offload,
     /// Memory of submissions that are not running now.
     scratch: Mutex<Vec<Scratches>>,
 }
@@ -55,6 +56,8 @@ pub(crate) struct Submitted {
     pub(crate) failure: Option<Error>,
     pub(crate) bytes: u64,
     pub(crate) path: Path,
+    /// How it goes between a GPU and host memory, if it does.
+    pub(crate) choice: Option<Choice>,
     pub(crate) holds: Holds,
 }
 
@@ -62,7 +65,15 @@ impl Submitted {
     /// Of a batch that no device of this engine moves.
     pub(crate) fn nothing() -> Self {
         let holds = Holds::default();
-        Self { pending: Vec::new(), failure: None, bytes: 0, path: Path::None, holds }
+        Self { pending: Vec::new(), failure: None, bytes: 0, path: Path::None, choice: None, holds }
+    }
+
+    fn join(&mut self, more: Self) {
+        self.pending.extend(more.pending);
+        self.failure = self.failure.take().or(more.failure);
+        self.bytes += more.bytes;
+        self.path = self.path.and(more.path);
+        self.choice = self.choice.or(more.choice);
     }
 }
 
@@ -74,6 +85,7 @@ impl Peer {
             kernel: config.kernel,
             strict: config.strict,
             overlap_check: config.overlap_check,
+            offload: Offload::new(config, devices),
             scratch: Mutex::default(),
         })
     }
@@ -84,7 +96,7 @@ impl Peer {
 
     pub(crate) fn record_step(&self, device: usize, time: Duration) {
         if let Some(lane) = self.lanes.get(device) {
-            lane.record_step(time);
+            self.offload.record_step(device, &lane.device, time);
         }
     }
 
@@ -108,7 +120,7 @@ impl Peer {
 
     /// Whether nobody knows what the copies of a device do.
     pub(crate) fn is_lost(&self, device: usize) -> bool {
-        self.lanes[device].is_lost()
+        self.lanes[device].is_lost() || self.offload.is_lost(device)
     }
 
     pub(super) fn lane(&self, index: usize) -> &Arc<Lane> {
@@ -116,7 +128,12 @@ impl Peer {
     }
 
     pub(crate) fn pinned_bytes(&self) -> u64 {
-        self.lanes.iter().map(|lane| lane.lock().pinned_bytes()).sum()
+        let lanes: u64 = self.lanes.iter().map(|lane| lane.lock().pinned_bytes()).sum();
+        lanes + self.offload.pinned_bytes()
+    }
+
+    pub(crate) fn bounce_bytes(&self) -> u64 {
+        self.offload.bounce_bytes()
     }
 
     /// Checks the parts, opens what they need, and starts them. `None`: they have no bytes to move.
@@ -258,7 +275,7 @@ impl Peer {
             let shift = place.shift(placed.local.window, placed.remote.window);
             copies.extend(compact_copies(op, forms[placed.form].grid(), shift));
         }
-        Ok(Plan::Forms(FormPlan { copies, bytes: checked.bytes, device, place }))
+        Ok(Plan::Forms(FormPlan { op, copies, bytes: checked.bytes, device, place }))
     }
 
     /// Pins and maps, for the device that copies, the windows that the last checked list uses.
@@ -310,6 +327,17 @@ impl Peer {
                 }
             }
         }
+        let host = host_end(executor, &local, &remote, scratch);
+        let (mut local_starts, mut remote_starts) = (Vec::new(), Vec::new());
+        if host.is_some() {
+            local_starts.extend(scratch.local_windows().map(|window| {
+                let relocation = local_relocations.get(window).copied().unwrap_or(0);
+                local.windows[window].start.wrapping_add(relocation)
+            }));
+            remote_starts.extend(scratch.remote_windows().map(|window| {
+                remote.windows()[window].start.wrapping_add(remote_relocations[window])
+            }));
+        }
         let target = target.clone();
         Ok(Place {
             local,
@@ -317,6 +345,9 @@ impl Peer {
             local_relocations,
             remote_relocations,
             target,
+            host,
+            local_starts,
+            remote_starts,
             locks,
             pins,
             mappings,
@@ -398,92 +429,74 @@ impl Peer {
         options: &SubmitOptions<'_>,
         behind: &[Pending],
     ) -> Result<Submitted> {
-        let device = plans.first().map_or(0, Plan::device);
-        let behind = self.tickets(device, behind)?;
-        let lane = &self.lanes[device];
-        let direct = options.without_kernel || options.offload == OffloadMode::Direct;
-        let wanted = self.kernel && !direct;
-        let kernel = wanted && lane.device.info().capabilities.contains(Capabilities::KERNEL);
-        let batch_min = lane.tuning.values.batch_min;
-        let mut parts = plans.iter().zip(strides);
-        if wanted && !kernel && parts.any(|(plan, strides)| plan.wants_kernel(strides, batch_min)) {
-            self.fall_back(lane, &plans)?;
-        }
-        let bytes = plans.iter().map(Plan::bytes).sum();
-        let mut loads: Vec<_> = plans
-            .iter()
-            .zip(strides)
-            .map(|(plan, strides)| Load::of(plan, strides, kernel, batch_min))
-            .collect();
-        // Lists of ranges are interleaved in the launches that they share; forms are expanded by
-        // launches of their own, which run side by side if each is small enough.
-        if loads.iter().all(|load| load.compact.is_empty()) {
-            loads = vec![Load::interleaved(loads)];
-        }
-        let vendor = lane.device.info().vendor;
-        let path = loads.iter().map(|load| load.path(vendor, kernel)).reduce(Path::and);
-        let max_grid_blocks =
-            (lane.tuning.values.max_grid_blocks / loads.len().max(1) as u32).max(1);
-        let mut pending = Vec::with_capacity(loads.len());
-        let mut failure = None;
-        let mut queue = lane.lock();
-        for mut load in loads {
-            let mut work = Work {
-                compact: &load.compact,
-                large: &load.large,
-                kernel,
-                after: options.after,
-                behind: &behind,
-                max_grid_blocks,
-                ..Work::pieces(&mut *load.pieces)
-            };
-            // SAFETY: the check of bounds found every copy inside registered memory, which its
-            // registrant promised to keep until it is unregistered; `holds` below keeps regions
-            // registered and peers mapped until the batch ends, and it ends only once the queue says
-            // that this submission is done.
-            let submitted = unsafe { queue.submit(&mut work) };
-            match submitted {
-                Ok(ticket) => pending.push(Pending { device, ticket }),
-                Err(error) => {
-                    match error.left {
-                        Left::Nothing if pending.is_empty() => return Err(error.error.into()),
-                        Left::Nothing => {}
-                        Left::Until(ticket) => pending.push(Pending { device, ticket }),
-                        // Nothing says when it ends: the batch does, once somebody asks the device.
-                        Left::Unknown => {
-                            lane.lose(&error.error);
-                            pending.push(Pending { device, ticket: Ticket::NEVER });
-                        }
-                    }
-                    failure = Some(error.error.into());
-                    break;
-                }
+        let parts: Vec<_> = plans.iter().zip(strides).collect();
+        let fences = Fences::of(behind);
+        let order = Order { after: options.after, behind: fences.list() };
+        let mut all = Submitted::nothing();
+        for direction in [None, Some(Direction::Store), Some(Direction::Load)] {
+            let goes = |(plan, _): &&(&Plan<'_>, &Strides)| plan.direction() == direction;
+            let some: Vec<_> = parts.iter().filter(goes).copied().collect();
+            if some.is_empty() {
+                continue;
+            }
+            match self.start_some(direction, &some, options, order) {
+                Ok(more) => all.join(more),
+                Err(error) if all.pending.is_empty() => return Err(error),
+                Err(error) => all.failure = Some(error),
+            }
+            if all.failure.is_some() {
+                break;
             }
         }
-        drop(queue);
-        let path = path.unwrap_or(Path::None);
-        Ok(Submitted { pending, failure, bytes, path, holds: holds(plans) })
+        all.holds = holds(plans);
+        Ok(all)
     }
 
-    /// Names what has to be done before, in the queue of the device that copies.
-    fn tickets(&self, device: usize, behind: &[Pending]) -> Result<Vec<Ticket>> {
-        let ticket = |pending: &Pending| match pending.device == device {
-            true => Ok(pending.ticket),
-            false => Err(Error::Device(kvferry_device::Error::NotOrderable {
-                device: self.name(device),
-                what: "batch",
-                reason: format!("{} runs it; wait for it", self.name(pending.device)),
-            })),
-        };
-        behind.iter().map(ticket).collect()
+    /// Starts plans that all are of one direction between a GPU and host memory, or all are not.
+    fn start_some(
+        &self,
+        direction: Option<Direction>,
+        parts: &Parts<'_>,
+        options: &SubmitOptions<'_>,
+        order: Order<'_>,
+    ) -> Result<Submitted> {
+        let device = parts.first().map_or(0, |(plan, _)| plan.device());
+        let lane = &self.lanes[device];
+        if let Some(direction) = direction {
+            let fall_back = || self.fall_back(lane, parts);
+            let device = (device, &lane.device);
+            let started =
+                self.offload.start(device, direction, parts, options, order, fall_back)?;
+            if let Some(submitted) = started {
+                return Ok(submitted);
+            }
+        }
+        let wanted = self.kernel && !options.without_kernel;
+        let kernel = wanted && lane.device.info().capabilities.contains(Capabilities::KERNEL);
+        let batch_min = lane.tuning.values.batch_min;
+        let wants = |(plan, strides): &(&Plan<'_>, &Strides)| plan.wants_kernel(strides, batch_min);
+        if wanted && !kernel && parts.iter().any(wants) {
+            self.fall_back(lane, parts)?;
+        }
+        let loads = parts.iter().map(|(plan, strides)| Load::of(plan, strides, kernel, batch_min));
+        let mut submitted = Submitted::nothing();
+        submitted.bytes = parts.iter().map(|(plan, _)| plan.bytes()).sum();
+        let grid = lane.tuning.values.max_grid_blocks;
+        let loads = Load::joined(loads.collect());
+        // SAFETY: the check of bounds found every copy inside registered memory, which its
+        // registrant promised to keep until it is unregistered; the holds keep regions registered
+        // and peers mapped until the batch ends, and it ends only once the queue says that this
+        // submission is done.
+        unsafe { Load::submit(loads, lane, kernel, grid, order, &mut submitted) }?;
+        Ok(submitted)
     }
 
     /// Refuses plans that the kernel should take on a device without one, or says once per peer
     /// that they go another way.
-    fn fall_back(&self, lane: &Lane, plans: &[Plan<'_>]) -> Result<()> {
+    fn fall_back(&self, lane: &Lane, parts: &Parts<'_>) -> Result<()> {
         let info = lane.device.info();
         let path = Load::default().path(info.vendor, false);
-        let peers = plans.iter().map(|plan| plan.place().target.name());
+        let peers = parts.iter().map(|(plan, _)| plan.place().target.name());
         if self.strict {
             let (device, reason) = (info.to_string(), info.kernel.clone());
             let mut peers: Vec<_> = peers.collect();
@@ -503,8 +516,7 @@ impl Peer {
     /// Whether all that is waited for has ended. Does not block, and asks the driver only now and
     /// then.
     pub(crate) fn ended(&self, pending: &[Pending]) -> Result<bool, kvferry_device::Error> {
-        for Pending { device, ticket } in pending {
-            let lane = &self.lanes[*device];
+        for Pending { lane, ticket } in pending {
             if !lane.completions.done(*ticket) {
                 return lane.check().map(|()| false);
             }
@@ -513,8 +525,8 @@ impl Peer {
     }
 
     pub(crate) fn signal(&self, pending: &[Pending], consumer: Consumer) -> Result<()> {
-        for Pending { device, ticket } in pending {
-            self.lanes[*device].lock().signal(*ticket, consumer)?;
+        for Pending { lane, ticket } in pending {
+            lane.lock().signal(*ticket, consumer)?;
         }
         Ok(())
     }
@@ -529,6 +541,33 @@ impl Peer {
 
     fn scratches(&self) -> MutexGuard<'_, Vec<Scratches>> {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The end of a checked list that is host memory, if one is and the other is not, or if the processor
+/// copies: then it is the remote one.
+fn host_end(
+    executor: &Arc<dyn Device>,
+    local: &Table,
+    remote: &RemoteWindows,
+    scratch: &Scratch,
+) -> Option<Side> {
+    let host = host_uuid();
+    if executor.info().uuid == host {
+        return Some(Side::Remote);
+    }
+    let mut remote_hosts =
+        scratch.remote_windows().map(|window| remote.allocation(window).device == host);
+    let remote = remote_hosts.next()?;
+    if remote_hosts.any(|other| other != remote) {
+        return None;
+    }
+    // All local ends lie on one device.
+    let window = scratch.local_windows().next()?;
+    match (local.allocations[window].device == host, remote) {
+        (false, true) => Some(Side::Remote),
+        (true, false) => Some(Side::Local),
+        _ => None,
     }
 }
 

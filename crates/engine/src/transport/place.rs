@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use kvferry_device::{CompactCopy, CompactEnd};
 
-use crate::error::Result;
+use super::offload::Direction;
+use crate::error::{Result, Side};
 use crate::mapping::OpenMapping;
 use crate::plan::{
     Checked, Extent, Form, Grid, Limits, Op, Pages, Pieces, Range, Relocations, Strides, Want,
@@ -28,6 +29,7 @@ pub(crate) struct RangePlan<'a> {
 
 /// A checked list of forms, relocated.
 pub(super) struct FormPlan<'a> {
+    pub(super) op: Op,
     pub(super) copies: Vec<CompactCopy<'a>>,
     pub(super) bytes: u64,
     pub(super) device: usize,
@@ -42,6 +44,12 @@ pub(super) struct Place {
     pub(super) local_relocations: Vec<u64>,
     pub(super) remote_relocations: Vec<u64>,
     pub(super) target: Target,
+    /// The end that is host memory, if it is one of the two and all of it, or if the processor
+    /// copies.
+    pub(super) host: Option<Side>,
+    /// Where the device that copies sees the windows begin that are used; with `host` only.
+    pub(super) local_starts: Vec<u64>,
+    pub(super) remote_starts: Vec<u64>,
     pub(super) locks: Vec<Arc<HostLock>>,
     pub(super) pins: Vec<Pin>,
     pub(super) mappings: Vec<Arc<OpenMapping>>,
@@ -203,6 +211,21 @@ impl Plan<'_> {
             Self::Ranges(plan) => plan.checked.bytes,
             Self::Forms(plan) => plan.bytes,
         }
+    }
+
+    pub(super) fn op(&self) -> Op {
+        match self {
+            Self::Ranges(plan) => plan.op,
+            Self::Forms(plan) => plan.op,
+        }
+    }
+
+    /// Which way bytes go, where one end is host memory.
+    pub(super) fn direction(&self) -> Option<Direction> {
+        Some(match (self.place().host?, self.op()) {
+            (Side::Remote, Op::Write) | (Side::Local, Op::Read) => Direction::Store,
+            (Side::Remote, Op::Read) | (Side::Local, Op::Write) => Direction::Load,
+        })
     }
 
     /// Of a list of ranges, for its check of overlaps.

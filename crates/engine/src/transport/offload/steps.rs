@@ -1,10 +1,21 @@
 //! How much transfers lengthen the model's slowest steps, from the times that the model's engine
-//! tells.
+//! tells, and what the tail policy allows because of it.
 
 use std::time::Duration;
 
-/// Steps that a percentile is taken of.
-const WINDOW: usize = 512;
+use super::choice::Allowed;
+use crate::batch::Pending;
+
+/// Steps of a round, of which a p99 is taken: the third longest.
+const ROUND: usize = 256;
+
+/// Least steps beside which nothing moved, before a round is judged by them.
+const LEAST: usize = 128;
+
+/// Rounds well under the budget, before more is allowed again; twice as many after each time that it
+/// was too much.
+const PATIENCE: u32 = 4;
+const MOST_PATIENCE: u32 = 64;
 
 /// Times of the last steps of one kind.
 #[derive(Debug, Default)]
@@ -16,24 +27,175 @@ struct Window {
 
 impl Window {
     fn push(&mut self, time: Duration) {
-        if self.times.len() < WINDOW {
+        if self.times.len() < ROUND {
             self.times.push(time);
         } else {
             self.times[self.next] = time;
         }
-        self.next = (self.next + 1) % WINDOW;
+        self.next = (self.next + 1) % ROUND;
+    }
+
+    fn p99(&self) -> Duration {
+        let mut sorted = self.times.clone();
+        sorted.sort_unstable();
+        sorted.get(sorted.len() * 99 / 100).copied().unwrap_or_default()
     }
 }
 
 /// What the steps of one device tell.
-#[derive(Debug, Default)]
-pub(in crate::transport) struct Steps {
-    all: Window,
+#[derive(Debug)]
+pub(super) struct Steps {
+    budget_percent: f64,
+    allowed: Allowed,
+    /// Steps beside which nothing moved.
+    calm: Window,
+    /// Steps of this round.
+    round: Window,
+    /// Something moved in this round.
+    moved: bool,
+    /// Not known to have ended when the last step did, or submitted since.
+    moving: Vec<Pending>,
+    /// Rounds in a row that were well under the budget.
+    good_rounds: u32,
+    patience: u32,
 }
 
 impl Steps {
-    /// A step ended that took `time`.
-    pub(in crate::transport) fn record(&mut self, time: Duration) {
-        self.all.push(time);
+    pub(super) fn new(budget_percent: u32) -> Self {
+        Self {
+            budget_percent: budget_percent.into(),
+            allowed: Allowed::default(),
+            calm: Window::default(),
+            round: Window::default(),
+            moved: false,
+            moving: Vec::new(),
+            good_rounds: 0,
+            patience: PATIENCE,
+        }
+    }
+
+    pub(super) fn allowed(&self) -> Allowed {
+        self.allowed
+    }
+
+    /// These were submitted.
+    pub(super) fn moves(&mut self, pending: &[Pending]) {
+        self.moving.extend_from_slice(pending);
+    }
+
+    /// A step ended that took `time`. Returns what is allowed and by how many percent the p99 was
+    /// longer, where that changed something.
+    pub(super) fn record(&mut self, time: Duration) -> Option<(Allowed, f64)> {
+        let beside = !self.moving.is_empty();
+        self.moving.retain(|pending| !pending.lane.completions.done(pending.ticket));
+        self.record_beside(time, beside)
+    }
+
+    fn record_beside(&mut self, time: Duration, beside: bool) -> Option<(Allowed, f64)> {
+        self.moved |= beside;
+        if !beside {
+            self.calm.push(time);
+        }
+        self.round.push(time);
+        if self.round.times.len() < ROUND {
+            return None;
+        }
+        let round = std::mem::take(&mut self.round);
+        let moved = std::mem::take(&mut self.moved);
+        if !moved || self.calm.times.len() < LEAST {
+            return None;
+        }
+        let (calm, now) = (self.calm.p99().as_secs_f64(), round.p99().as_secs_f64());
+        let percent = (now / calm.max(1e-9) - 1.0) * 100.0;
+        let before = self.allowed;
+        if percent > self.budget_percent {
+            self.allowed = before.less();
+            self.patience = (self.patience * 2).min(MOST_PATIENCE);
+            self.good_rounds = 0;
+        } else if percent < self.budget_percent / 2.0 {
+            self.good_rounds += 1;
+            if self.good_rounds >= self.patience {
+                self.allowed = before.more();
+                self.good_rounds = 0;
+            }
+        } else {
+            self.good_rounds = 0;
+        }
+        (self.allowed != before).then_some((self.allowed, percent))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: Duration = Duration::from_millis(3);
+
+    /// One step in sixteen is beside a transfer, and so many percent longer.
+    fn rounds(steps: &mut Steps, count: usize, percent: u32) {
+        for at in 0..count * ROUND {
+            let beside = at % 16 == 0;
+            let time = if beside { STEP + STEP * percent / 100 } else { STEP };
+            steps.record_beside(time, beside);
+        }
+    }
+
+    #[test]
+    fn over_the_budget_less_is_allowed_and_after_calm_more_again() {
+        let mut steps = Steps::new(5);
+        rounds(&mut steps, 3, 4);
+        assert_eq!(steps.allowed(), Allowed::Staged);
+        rounds(&mut steps, 1, 6);
+        assert_eq!(steps.allowed(), Allowed::InSteps);
+        rounds(&mut steps, 1, 6);
+        assert_eq!(steps.allowed(), Allowed::Direct);
+        rounds(&mut steps, 9, 6);
+        assert_eq!(steps.allowed(), Allowed::Direct);
+        // In the budget, and not well enough to try more.
+        rounds(&mut steps, 200, 4);
+        assert_eq!(steps.allowed(), Allowed::Direct);
+        rounds(&mut steps, MOST_PATIENCE as usize, 1);
+        assert_eq!(steps.allowed(), Allowed::InSteps);
+        rounds(&mut steps, MOST_PATIENCE as usize, 1);
+        assert_eq!(steps.allowed(), Allowed::Staged);
+    }
+
+    #[test]
+    fn after_each_time_too_much_it_takes_longer_to_try_again() {
+        let mut steps = Steps::new(5);
+        rounds(&mut steps, 1, 50);
+        rounds(&mut steps, 2 * PATIENCE as usize - 1, 0);
+        assert_eq!(steps.allowed(), Allowed::InSteps);
+        rounds(&mut steps, 1, 0);
+        assert_eq!(steps.allowed(), Allowed::Staged);
+        rounds(&mut steps, 1, 50);
+        rounds(&mut steps, 4 * PATIENCE as usize - 1, 0);
+        assert_eq!(steps.allowed(), Allowed::InSteps);
+        rounds(&mut steps, 1, 0);
+        assert_eq!(steps.allowed(), Allowed::Staged);
+    }
+
+    #[test]
+    fn steps_that_are_slow_beside_nothing_change_nothing() {
+        let mut steps = Steps::new(5);
+        for at in 0..10 * ROUND {
+            let time = if at % 20 == 0 { STEP * 3 } else { STEP };
+            steps.record_beside(time, false);
+        }
+        // Beside transfers they are as slow as beside none.
+        for at in 0..10 * ROUND {
+            let time = if at % 20 == 0 { STEP * 3 } else { STEP };
+            steps.record_beside(time, at % 16 == 0);
+        }
+        assert_eq!(steps.allowed(), Allowed::Staged);
+    }
+
+    #[test]
+    fn without_a_step_beside_nothing_there_is_no_verdict() {
+        let mut steps = Steps::new(5);
+        for at in 0..10 * ROUND {
+            steps.record_beside(STEP * (1 + at as u32 % 9), true);
+        }
+        assert_eq!(steps.allowed(), Allowed::Staged);
     }
 }

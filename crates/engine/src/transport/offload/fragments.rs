@@ -1,0 +1,247 @@
+//! What a batch between a GPU and host memory copies, piece by piece, as its device sees it.
+
+use kvferry_device::{CompactCopy, CopyDescriptor, CopySource, Rows};
+
+use crate::plan::{Op, Want};
+use crate::transport::place::{Place, Plan};
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Direction {
+    /// From a GPU to host memory.
+    Store,
+    /// From host memory to a GPU.
+    Load,
+}
+
+impl Direction {
+    /// The end in host memory.
+    pub(super) fn host(self, piece: &CopyDescriptor) -> u64 {
+        match self {
+            Self::Store => piece.dst,
+            Self::Load => piece.src,
+        }
+    }
+
+    /// The end in the GPU's memory.
+    pub(super) fn device(self, piece: &CopyDescriptor) -> u64 {
+        match self {
+            Self::Store => piece.src,
+            Self::Load => piece.dst,
+        }
+    }
+}
+
+/// Where the windows of one end begin, in order. A DMA does not cross from one into the next, even
+/// if they touch: they may be two allocations.
+#[derive(Debug, Default)]
+pub(super) struct Windows(Vec<u64>);
+
+impl Windows {
+    pub(super) fn new(starts: impl Iterator<Item = u64>) -> Self {
+        let mut starts: Vec<_> = starts.collect();
+        starts.sort_unstable();
+        Self(starts)
+    }
+
+    fn of(&self, addr: u64) -> usize {
+        self.0.partition_point(|&start| start <= addr)
+    }
+
+    /// Whether two addresses lie in the same.
+    pub(super) fn same(&self, one: u64, other: u64) -> bool {
+        self.0.len() < 2 || self.of(one) == self.of(other)
+    }
+}
+
+/// The windows of both ends of a copy.
+#[derive(Debug, Default)]
+pub(super) struct Borders {
+    pub(super) src: Windows,
+    pub(super) dst: Windows,
+}
+
+impl Borders {
+    /// Of all windows that plans use, which all are of one direction.
+    pub(super) fn of(plans: &[&Plan<'_>]) -> Self {
+        let starts = |of: fn(&Place) -> &Vec<u64>| {
+            Windows::new(plans.iter().flat_map(|plan| of(plan.place())).copied())
+        };
+        let (local, remote) =
+            (starts(|place| &place.local_starts), starts(|place| &place.remote_starts));
+        match plans.first().map(|plan| plan.op()) {
+            Some(Op::Read) => Self { src: remote, dst: local },
+            _ => Self { src: local, dst: remote },
+        }
+    }
+
+    /// Where the other end is a buffer.
+    fn in_host_memory(self, direction: Direction) -> Self {
+        match direction {
+            Direction::Store => Self { src: Windows::default(), dst: self.dst },
+            Direction::Load => Self { src: self.src, dst: Windows::default() },
+        }
+    }
+
+    fn same(&self, rows: &Rows, piece: &CopyDescriptor) -> bool {
+        self.src.same(rows.src, piece.src) && self.dst.same(rows.dst, piece.dst)
+    }
+}
+
+/// Puts a piece behind a list of blocks of rows: into the last if it continues it.
+pub(super) fn append(blocks: &mut Vec<Rows>, piece: CopyDescriptor, borders: &Borders) {
+    if let Some(last) = blocks.last_mut()
+        && borders.same(last, &piece)
+    {
+        let CopyDescriptor { src, dst, len } = piece;
+        let steps = (src.wrapping_sub(last.src), dst.wrapping_sub(last.dst));
+        if last.count == 1 {
+            if steps == (last.len, last.len) {
+                last.len += len;
+                return;
+            }
+            // Upwards at both ends, without an overlap.
+            let pitches = len..=i64::MAX as u64;
+            if last.len == len && pitches.contains(&steps.0) && pitches.contains(&steps.1) {
+                *last = Rows { src_pitch: steps.0, dst_pitch: steps.1, count: 2, ..*last };
+                return;
+            }
+        } else if last.len == len
+            && last.count < u32::MAX.into()
+            && steps.0 == last.src_pitch.wrapping_mul(last.count)
+            && steps.1 == last.dst_pitch.wrapping_mul(last.count)
+        {
+            last.count += 1;
+            return;
+        }
+    }
+    // The block is whole: perhaps it lies beside the one before.
+    if let [.., before, last] = &mut blocks[..] {
+        let end = CopyDescriptor { src: last.src, dst: last.dst, len: last.len };
+        if borders.same(before, &end) && before.join(last) {
+            blocks.pop();
+        }
+    }
+    let CopyDescriptor { src, dst, len } = piece;
+    blocks.push(Rows { src, dst, len, src_pitch: 0, dst_pitch: 0, count: 1 });
+}
+
+/// Pieces that are looked at before all are: enough to tell what kind of list it is.
+const LOOK: usize = 1024;
+
+/// The pieces of all plans of one direction, one after the other.
+pub(super) struct Fragments<'a> {
+    pub(super) direction: Direction,
+    pub(super) bytes: u64,
+    /// How many there are, about.
+    pub(super) count: u64,
+    pub(super) borders: Borders,
+    /// Without those of device memory.
+    pub(super) host_borders: Borders,
+    /// The first ones, which were looked at.
+    head: Vec<CopyDescriptor>,
+    given: usize,
+    sources: Vec<Box<dyn CopySource + 'a>>,
+}
+
+impl<'a> Fragments<'a> {
+    pub(super) fn of(plans: &[&'a Plan<'a>], direction: Direction) -> Self {
+        let (mut sources, mut count): (Vec<Box<dyn CopySource + 'a>>, u64) = (Vec::new(), 0);
+        for plan in plans.iter().rev() {
+            match plan {
+                Plan::Ranges(plan) => {
+                    count += (plan.checked.small + plan.checked.large) as u64;
+                    sources.push(Box::new(plan.pieces(Want::All)));
+                }
+                Plan::Forms(plan) => {
+                    count += plan.copies.iter().map(CompactCopy::count).sum::<u64>();
+                    let pieces = plan.copies.iter().flat_map(CompactCopy::pieces);
+                    sources.push(Box::new(Expanded(pieces)));
+                }
+            }
+        }
+        let borders = Borders::of(plans);
+        let host_borders = Borders::of(plans).in_host_memory(direction);
+        let bytes = plans.iter().map(|plan| plan.bytes()).sum();
+        let mut fragments = Self {
+            direction,
+            bytes,
+            count,
+            borders,
+            host_borders,
+            head: vec![],
+            given: 0,
+            sources,
+        };
+        fragments.look();
+        fragments
+    }
+
+    fn look(&mut self) {
+        let mut head = vec![CopyDescriptor::default(); LOOK];
+        let mut filled = 0;
+        while filled < LOOK {
+            match self.fill(&mut head[filled..]) {
+                0 => break,
+                more => filled += more,
+            }
+        }
+        head.truncate(filled);
+        self.head = head;
+    }
+
+    /// The first ones.
+    pub(super) fn head(&self) -> &[CopyDescriptor] {
+        &self.head
+    }
+
+    /// All of them, into `list`.
+    pub(super) fn drain_into(&mut self, list: &mut Vec<CopyDescriptor>) {
+        list.clear();
+        list.resize((self.count as usize).max(LOOK), CopyDescriptor::default());
+        let mut filled = 0;
+        loop {
+            if filled == list.len() {
+                list.resize(filled * 2, CopyDescriptor::default());
+            }
+            match self.fill(&mut list[filled..]) {
+                0 => break,
+                more => filled += more,
+            }
+        }
+        list.truncate(filled);
+    }
+}
+
+impl CopySource for Fragments<'_> {
+    fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize {
+        if self.given < self.head.len() {
+            let rest = &self.head[self.given..];
+            let count = rest.len().min(slot.len());
+            slot[..count].copy_from_slice(&rest[..count]);
+            self.given += count;
+            return count;
+        }
+        while let Some(source) = self.sources.last_mut() {
+            match source.fill(slot) {
+                0 => drop(self.sources.pop()),
+                count => return count,
+            }
+        }
+        0
+    }
+}
+
+/// The pieces of forms.
+struct Expanded<I>(I);
+
+impl<I: Iterator<Item = CopyDescriptor>> CopySource for Expanded<I> {
+    fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize {
+        let mut count = 0;
+        for (place, piece) in slot.iter_mut().zip(&mut self.0) {
+            *place = piece;
+            count += 1;
+        }
+        count
+    }
+}

@@ -1,0 +1,301 @@
+//! Copies between a GPU's memory and host memory of the same engine: every mode, direction, form and
+//! alignment, on the simulated GPU and on host memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvferry_device::sim::{SimControl, SimOptions, sim};
+use kvferry_device::{Device, Vendor};
+use kvferry_engine::{
+    BatchId, Buffer, Config, Copies, Engine, Error, OffloadMode, Op, Paged, Pages, Part, Path,
+    Range, State, Strided, SubmitOptions, Target,
+};
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// Small buffers, so that short tests take many steps.
+const SMALL: &[(&str, &str)] =
+    &[("MC_KVFERRY_OFFLOAD_BOUNCE_MB", "1"), ("MC_KVFERRY_OFFLOAD_CHUNK_BYTES", "64K")];
+
+fn config(knobs: &[(&str, &str)]) -> Config {
+    let find =
+        |name: &str| knobs.iter().find(|(knob, _)| *knob == name).map(|(_, value)| value.into());
+    let lookup =
+        |name: &str| if name == "MC_KVFERRY_CACHE_DIR" { Some("off".into()) } else { find(name) };
+    Config::from_lookup(lookup).expect("good knobs")
+}
+
+fn simulated() -> (Arc<dyn Device>, Arc<SimControl>) {
+    sim(&SimOptions::default()).expect("always there")
+}
+
+fn host() -> Arc<dyn Device> {
+    kvferry_device::host().expect("always there")
+}
+
+fn pattern(len: u64, seed: u64) -> Vec<u8> {
+    (0..len).map(|at| ((at + seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 29) as u8).collect()
+}
+
+fn bytes(buffer: &Buffer) -> Vec<u8> {
+    let mut bytes = vec![0; buffer.len() as usize];
+    buffer.read(0, &mut bytes).expect("inside");
+    bytes
+}
+
+/// One engine, a buffer on a GPU and one in host memory.
+struct Bench {
+    engine: Arc<Engine>,
+    target: Target,
+    gpu: Buffer,
+    host: Buffer,
+    /// What each holds before a transfer.
+    patterns: [Vec<u8>; 2],
+}
+
+/// Which end of a transfer is called local, and its operation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Way {
+    /// From the GPU to host memory.
+    store: bool,
+    gpu_is_local: bool,
+}
+
+const WAYS: [Way; 4] = [
+    Way { store: true, gpu_is_local: true },
+    Way { store: false, gpu_is_local: true },
+    Way { store: true, gpu_is_local: false },
+    Way { store: false, gpu_is_local: false },
+];
+
+impl Way {
+    fn op(self) -> Op {
+        if self.store == self.gpu_is_local { Op::Write } else { Op::Read }
+    }
+
+    /// A range of an offset on the GPU and one in host memory.
+    fn range(self, bench: &Bench, (gpu, host, len): (u64, u64, u64)) -> Range {
+        let (gpu, host) = (bench.gpu.addr() + gpu, bench.host.addr() + host);
+        match self.gpu_is_local {
+            true => Range { local: gpu, remote: host, len },
+            false => Range { local: host, remote: gpu, len },
+        }
+    }
+}
+
+impl Bench {
+    fn new(device: &Arc<dyn Device>, knobs: &[(&str, &str)], len: u64) -> Self {
+        let (mut devices, mut host) = (vec![Arc::clone(device)], host());
+        match device.info().vendor {
+            Vendor::Host => host = Arc::clone(device),
+            _ => devices.push(Arc::clone(&host)),
+        }
+        let engine = Engine::new(config(knobs), devices).expect("an engine");
+        let gpu = engine.allocate(device, len).expect("memory");
+        let host = engine.allocate(&host, len).expect("memory");
+        let target = engine.local().expect("itself");
+        let patterns = [pattern(len, 1), pattern(len, 1 << 40)];
+        Self { engine, target, gpu, host, patterns }
+    }
+
+    fn submit<'a>(
+        &'a self,
+        op: Op,
+        copies: impl Into<Copies<'a>>,
+        options: &SubmitOptions,
+    ) -> Result<BatchId, Error> {
+        let part = Part { target: &self.target, op, copies: copies.into() };
+        self.engine.submit_parts(&[part], options)
+    }
+
+    fn finish(&self, id: BatchId) -> (State, Path) {
+        let status = self.engine.wait(id, LONG).expect("known");
+        assert_ne!(status.state, State::Running, "the batch never ended");
+        self.engine.release(id).expect("it ended");
+        (status.state, status.path)
+    }
+
+    /// Copies, and compares every byte of both buffers.
+    fn check<'a>(
+        &'a self,
+        way: Way,
+        copies: impl Into<Copies<'a>>,
+        pieces: &[(u64, u64, u64)],
+        options: &SubmitOptions,
+    ) -> Path {
+        let [mut on_gpu, mut in_host] = self.patterns.clone();
+        self.gpu.write(0, &on_gpu).expect("inside");
+        self.host.write(0, &in_host).expect("inside");
+        for &(gpu, host, len) in pieces {
+            let (gpu, host) = (gpu as usize..(gpu + len) as usize, host as usize);
+            let host = host..host + len as usize;
+            match way.store {
+                true => in_host[host].copy_from_slice(&on_gpu[gpu]),
+                false => on_gpu[gpu].copy_from_slice(&in_host[host]),
+            }
+        }
+        let id = self.submit(way.op(), copies, options).expect("submits");
+        let (state, path) = self.finish(id);
+        assert_eq!(state, State::Completed);
+        assert!(bytes(&self.gpu) == on_gpu, "GPU memory, {way:?} {options:?}");
+        assert!(bytes(&self.host) == in_host, "host memory, {way:?} {options:?}");
+        path
+    }
+}
+
+const LEN: u64 = 3 << 20;
+
+/// Offsets on the GPU and in host memory, and lengths.
+type Pieces = Vec<(u64, u64, u64)>;
+
+/// Pieces of every kind of list, with bytes between them that must stay as they are.
+fn lists() -> Vec<(&'static str, Pieces)> {
+    let mut random = SmallRng::seed_from_u64(6);
+    let mut slots = |count: u64, stride: u64, offset: u64| {
+        let mut slots: Vec<u64> = (0..count).map(|slot| slot * stride + offset).collect();
+        slots.shuffle(&mut random);
+        slots
+    };
+    let zip = |gpu: Vec<u64>, host: Vec<u64>, len: u64| -> Pieces {
+        gpu.into_iter().zip(host).map(|(gpu, host)| (gpu, host, len)).collect()
+    };
+    let in_order = |count: u64, stride: u64, offset: u64| -> Vec<u64> {
+        (0..count).map(|slot| slot * stride + offset).collect()
+    };
+    let mut lists = vec![
+        ("scattered to packed", zip(slots(500, 4352, 16), in_order(500, 4096, 4096), 4096)),
+        ("scattered to dense", zip(slots(500, 4352, 16), slots(500, 4096, 256), 4096)),
+        ("scattered to gaps", zip(slots(500, 4352, 16), slots(500, 4352, 256), 4096)),
+        ("scattered, odd", zip(slots(700, 1031, 3), slots(700, 1037, 11), 1021)),
+        ("scattered to packed, odd", zip(slots(700, 1031, 3), in_order(700, 1021, 5), 1021)),
+        ("apart", zip(slots(60, 40_000, 1), slots(60, 45_000, 77), 777)),
+        ("one", vec![(77, 1_000_001, 1_234_567)]),
+        ("nothing between", vec![(0, 0, LEN)]),
+        ("long ones", zip(slots(5, 600_000, 8), slots(5, 600_000, 24), 512 << 10)),
+        ("one byte", vec![(LEN - 1, 0, 1)]),
+    ];
+    // 64 layers of 20 pages, whose pages lie side by side in host memory, all layers of one.
+    let (layers, pages, page) = (64u64, 20u64, 1040u64);
+    let mut numbers: Vec<u64> = (0..pages).collect();
+    numbers.shuffle(&mut random);
+    let cache = numbers.iter().enumerate().flat_map(|(at, number)| {
+        (0..layers).map(move |layer| {
+            let host = (at as u64 * layers + layer) * page;
+            (layer * pages * page + number * page, host + 512, page)
+        })
+    });
+    lists.push(("layers of pages", cache.collect()));
+    // Lengths of all kinds.
+    let mut mixed = Vec::new();
+    let (mut gpu, mut host) = (0, 0);
+    while gpu < LEN - 100_000 && host < LEN - 100_000 {
+        let len = [1, 15, 64, 100, 656, 4096, 16_384, 70_001][random.random_range(0..8)];
+        mixed.push((gpu, host, len));
+        gpu += len + random.random_range(0..100);
+        host += len + random.random_range(0..2) * 33;
+    }
+    mixed.shuffle(&mut random);
+    lists.push(("mixed", mixed));
+    lists
+}
+
+fn every_list_arrives(device: &Arc<dyn Device>, knobs: &[(&str, &str)], modes: &[OffloadMode]) {
+    let bench = Bench::new(device, knobs, LEN);
+    for (name, pieces) in lists() {
+        for way in WAYS {
+            let ranges: Vec<_> = pieces.iter().map(|&piece| way.range(&bench, piece)).collect();
+            for &offload in modes {
+                let options = SubmitOptions { offload, ..SubmitOptions::default() };
+                let path = bench.check(way, &ranges, &pieces, &options);
+                if offload == OffloadMode::Staged {
+                    assert_eq!(path, Path::Staged, "{name}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_list_arrives_in_every_mode_on_a_gpu() {
+    every_list_arrives(&simulated().0, SMALL, &OffloadMode::ALL);
+}
+
+#[test]
+fn every_list_arrives_in_every_mode_on_host_memory() {
+    every_list_arrives(&host(), SMALL, &OffloadMode::ALL);
+}
+
+#[test]
+fn every_policy_moves_every_list() {
+    for policy in ["throughput", "balanced", "tail", "strict"] {
+        let knobs = [SMALL, &[("MC_KVFERRY_POLICY", policy)]].concat();
+        every_list_arrives(&simulated().0, &knobs, &[OffloadMode::Auto]);
+    }
+}
+
+#[test]
+fn every_form_arrives_in_every_mode() {
+    for device in [simulated().0, host()] {
+        let bench = Bench::new(&device, SMALL, LEN);
+        for (page, rows, row_bytes, row_stride) in [
+            (512u64, 1u32, 512u64, 0u64),
+            (1040, 1, 1040, 0),
+            (1024, 4, 200, 256),
+            (999, 3, 333, 333),
+        ] {
+            let (layers, count) = (30u32, 40u64);
+            let mut numbers: Vec<u32> = (0..count as u32).collect();
+            numbers.shuffle(&mut SmallRng::seed_from_u64(page));
+            let in_order: Vec<u32> = (0..count as u32).collect();
+            for way in WAYS {
+                let cache = Pages {
+                    addr: bench.gpu.addr() + 5,
+                    numbers: &numbers,
+                    page_stride: page,
+                    layer_stride: page * count,
+                    row_stride,
+                };
+                // All layers of a page side by side.
+                let store = Pages {
+                    addr: bench.host.addr() + 16,
+                    numbers: &in_order,
+                    page_stride: page * u64::from(layers),
+                    layer_stride: page,
+                    row_stride,
+                };
+                let (local, remote) =
+                    if way.gpu_is_local { (cache, store) } else { (store, cache) };
+                let form = Paged { local, remote, layers, rows, row_bytes };
+                let (gpu, host) = (bench.gpu.addr(), bench.host.addr());
+                let pieces: Pieces = form
+                    .pieces()
+                    .map(|piece| match way.gpu_is_local {
+                        true => (piece.local - gpu, piece.remote - host, piece.len),
+                        false => (piece.remote - gpu, piece.local - host, piece.len),
+                    })
+                    .collect();
+                for offload in OffloadMode::ALL {
+                    let options = SubmitOptions { offload, ..SubmitOptions::default() };
+                    bench.check(way, &[form], &pieces, &options);
+                }
+            }
+        }
+        let (gpu, host) = (bench.gpu.addr() + 3, bench.host.addr() + 7);
+        let form = Strided {
+            local: gpu,
+            remote: host,
+            len: 100,
+            count: 3000,
+            local_stride: 1000,
+            remote_stride: 128,
+        };
+        let pieces: Pieces = (0..3000).map(|at| (3 + at * 1000, 7 + at * 128, 100)).collect();
+        for offload in OffloadMode::ALL {
+            let options = SubmitOptions { offload, ..SubmitOptions::default() };
+            bench.check(WAYS[0], &[form], &pieces, &options);
+        }
+    }
+}
