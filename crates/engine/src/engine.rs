@@ -11,6 +11,7 @@ use crate::buffer::Buffer;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::mapping::MappingCache;
+use crate::pinned::PinnedAccount;
 use crate::plan::Op;
 use crate::profile::Tuning;
 use crate::registry::Registry;
@@ -55,9 +56,9 @@ impl Engine {
             incarnation,
             peer: Peer::new(&config, &devices)?,
             mappings: Arc::new(MappingCache::new(&config)),
+            registry: Registry::of_engine(incarnation, PinnedAccount::new(&config)),
             config,
             devices,
-            registry: Registry::of_engine(incarnation),
             tcp: Mutex::default(),
             batches: Batches::default(),
             notifier: OnceLock::new(),
@@ -154,6 +155,25 @@ impl Engine {
         // SAFETY: the buffer owns the memory and unregisters it before freeing it.
         unsafe { self.register(memory.addr(), memory.len()) }?;
         Ok(Buffer::new(Arc::clone(self), Arc::clone(device), memory))
+    }
+
+    /// Page-locks registered host memory for a device of this engine, the whole allocation that
+    /// `addr` lies in, until its last region is unregistered. The first transfer would do it, and
+    /// take as long.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRegion`], [`Error::PinnedBudget`], and the device's.
+    pub fn lock_host(&self, addr: u64, device: &Arc<dyn Device>) -> Result<()> {
+        let region = self.registry.pin_at(addr).ok_or(Error::UnknownRegion { addr })?;
+        if region.region().allocation.device != device.info().uuid {
+            self.registry.lock_host(region.region().allocation, device)?;
+        }
+        Ok(())
+    }
+
+    /// The account of page-locked host memory, for whoever locks more of it.
+    pub fn pinned_account(&self) -> &Arc<PinnedAccount> {
+        self.registry.pinned()
     }
 
     /// What peers need to know of the registered memory, now.

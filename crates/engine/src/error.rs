@@ -507,6 +507,18 @@ pub enum Error {
         /// Why it is not staged.
         reason: String,
     },
+    /// More host memory would be page-locked than the budget allows.
+    #[error(
+        "page-locking {bytes} bytes of host memory would pass the budget: {used} of {budget} bytes are locked; free some, or raise MC_KVFERRY_PINNED_MB"
+    )]
+    PinnedBudget {
+        /// Bytes to lock.
+        bytes: u64,
+        /// Bytes that are locked.
+        used: u64,
+        /// Most that may be.
+        budget: u64,
+    },
     /// The key of the lanes cannot be used.
     #[error("MC_KVFERRY_AUTH_KEY_FILE={path}: {reason}")]
     AuthKey {

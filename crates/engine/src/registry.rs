@@ -8,6 +8,7 @@ use kvferry_device::{Allocation, Device, DeviceUuid, Export, Mapping};
 use kvferry_wire::segment::SegmentRef;
 
 use crate::error::{Error, Result};
+use crate::pinned::{PinnedAccount, PinnedShare};
 use crate::plan::Window;
 use crate::segment::{AllocationKey, Identity, Segment, SegmentAllocation, SegmentRegion};
 
@@ -62,7 +63,10 @@ impl Drop for Pin {
 #[derive(Debug)]
 pub(crate) struct HostLock {
     base: u64,
+    // Before the share: it ends the lock.
     mapping: Mapping,
+    /// Shared by the locks of all devices, which are one lock of the memory.
+    share: Arc<PinnedShare>,
 }
 
 impl HostLock {
@@ -120,9 +124,10 @@ impl Table {
 }
 
 /// The engine's registered memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Registry {
     state: Mutex<Regions>,
+    pinned: Arc<PinnedAccount>,
 }
 
 /// The engines of this process, by incarnation. What a peer says of itself never makes its
@@ -196,8 +201,8 @@ impl Exported {
 
 impl Registry {
     /// The registry of a new engine.
-    pub(crate) fn of_engine(incarnation: Identity) -> Arc<Self> {
-        let registry = Arc::new(Self::default());
+    pub(crate) fn of_engine(incarnation: Identity, pinned: Arc<PinnedAccount>) -> Arc<Self> {
+        let registry = Arc::new(Self { state: Mutex::default(), pinned });
         let mut engines = IN_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
         engines.retain(|_, registry| registry.strong_count() > 0);
         engines.insert(incarnation.0, Arc::downgrade(&registry));
@@ -318,11 +323,19 @@ impl Registry {
         if let Some(lock) = locks.get(&device.info().uuid) {
             return Ok(Arc::clone(lock));
         }
+        let share = match locks.values().next() {
+            Some(lock) => Arc::clone(&lock.share),
+            None => Arc::new(self.pinned.take(len)?),
+        };
         tracing::debug!(base, bytes = len, device = %device.info(), "page-locking host memory");
         let mapping = Arc::clone(device).map_host(base, len)?;
-        let lock = Arc::new(HostLock { base, mapping });
+        let lock = Arc::new(HostLock { base, mapping, share });
         locks.insert(device.info().uuid, Arc::clone(&lock));
         Ok(lock)
+    }
+
+    pub(crate) fn pinned(&self) -> &Arc<PinnedAccount> {
+        &self.pinned
     }
 
     /// Keeps the region that holds `addr` registered until the pin is dropped; none if none does.
