@@ -44,9 +44,12 @@ struct Bench {
     stream: Option<Box<dyn Fn() -> Box<dyn ApplicationStream>>>,
 }
 
-fn config() -> Config {
-    let knobs = |name: &str| (name == "MC_KVFERRY_CACHE_DIR").then(|| "off".into());
-    Config::from_lookup(knobs).expect("good knobs")
+fn config(knobs: &[(&str, &str)]) -> Config {
+    let lookup = |name: &str| {
+        let set = knobs.iter().find(|(knob, _)| *knob == name).map(|(_, value)| value.into());
+        set.or((name == "MC_KVFERRY_CACHE_DIR").then(|| "off".into()))
+    };
+    Config::from_lookup(lookup).expect("good knobs")
 }
 
 /// Of layers in which pages lie side by side.
@@ -59,8 +62,13 @@ fn shape(page_bytes: u64) -> PageShape {
 impl Bench {
     /// `None` without such a device, and says so.
     fn open(kind: Kind, shape: PageShape) -> Option<Self> {
+        Self::open_with(kind, shape, &[])
+    }
+
+    fn open_with(kind: Kind, shape: PageShape, knobs: &[(&str, &str)]) -> Option<Self> {
+        let config = config(knobs);
         let host = kvferry_device::host().expect("always there");
-        let gpu = |name| open_device(name, &config());
+        let gpu = |name| open_device(name, &config);
         let mut control = None;
         let mut stream: Option<Box<dyn Fn() -> Box<dyn ApplicationStream>>> = None;
         let device: Option<Result<_, DeviceError>> = match kind {
@@ -94,7 +102,7 @@ impl Bench {
                 return None;
             }
         };
-        let engine = Engine::new(config(), devices).expect("an engine");
+        let engine = Engine::new(config.clone(), devices).expect("an engine");
         let PageShape { pages, page_bytes, layers, layer_stride, page_stride, .. } = shape;
         let len =
             layer_stride * u64::from(layers - 1) + page_stride * u64::from(pages - 1) + page_bytes;
@@ -908,6 +916,27 @@ fn b48_a_piece_that_is_refused_takes_all_others_back_and_says_what_to_do() {
     let store = PageStore::new(&bench.engine, 0, bench.shape, options).expect("a store");
     assert_eq!(store.pieces().count(), 5);
     assert_eq!(bench.control().live(Live::HostMappings), 5);
+    assert_eq!(bench.engine.pinned_account().used(), 45 * slot);
+}
+
+#[test]
+fn pieces_beyond_the_budget_of_the_engine_are_refused_and_given_back() {
+    let bench = Bench::open_with(Kind::Sim, shape(4096), &[("MC_KVFERRY_PINNED_MB", "1")]);
+    let bench = bench.expect("always there");
+    let (slot, account) = (bench.page_bytes(), bench.engine.pinned_account());
+    // Fifty-one pages fit.
+    let options = StoreOptions { piece_bytes: 10 * slot, ..options(&bench, 60) };
+    let refused = PageStore::new(&bench.engine, 0, bench.shape, options).err();
+    let Some(StoreError::NotPinned { piece: 5, error, .. }) = &refused else {
+        panic!("{refused:?}")
+    };
+    assert!(matches!(**error, Error::PinnedBudget { .. }), "{error}");
+    assert_eq!((account.used(), bench.control().live(Live::HostMappings)), (0, 0));
+    let fits = StoreOptions { budget_bytes: 51 * slot, ..options };
+    let store = PageStore::new(&bench.engine, 0, bench.shape, fits).expect("a store");
+    assert_eq!(account.used(), 51 * slot);
+    drop(store);
+    assert_eq!(account.used(), 0);
 }
 
 #[test]
@@ -940,7 +969,7 @@ fn options_and_engines_that_make_no_store_are_refused_by_name() {
     assert!(matches!(refused, Some(StoreError::Engine(Error::Form(_)))), "{refused:?}");
     assert_eq!(store.statistics().expect("here").free_pages, 4);
     let (device, _) = sim(&SimOptions { ordinal: 1, ..SimOptions::default() }).expect("there");
-    let without = Engine::new(config(), vec![device]).expect("an engine");
+    let without = Engine::new(config(&[]), vec![device]).expect("an engine");
     let refused = PageStore::new(&without, 0, bench.shape, good).err();
     assert_eq!(refused, Some(StoreError::NoHostMemory));
 }

@@ -8,7 +8,6 @@ use rustix::process::{Resource, getrlimit};
 use super::{PageShape, StoreError, StoreOptions};
 use crate::buffer::Buffer;
 use crate::engine::Engine;
-use crate::segment::AllocationKey;
 
 /// Most bytes of a piece: drivers fail for much more in one call (FAILURES.md B48).
 pub(super) const MOST_PIECE: u64 = 64 << 30;
@@ -71,11 +70,7 @@ impl StoreMemory {
                 if let Err(reason) = bind_near(buffer.addr(), bytes, gpu.info()) {
                     warn_once(&reason);
                 }
-                if gpu.info().uuid != host.info().uuid {
-                    let id = host.allocation(buffer.addr())?.id;
-                    let key = AllocationKey { device: host.info().uuid, id };
-                    engine.registry().lock_host(key, gpu)?;
-                }
+                engine.lock_host(buffer.addr(), gpu)?;
                 Ok(buffer)
             });
             match pinned {
