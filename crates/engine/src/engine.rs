@@ -18,9 +18,9 @@ use crate::registry::Registry;
 use crate::request::{Copies, Part, SubmitOptions};
 use crate::segment::{AllocationKey, Exports, Identity, NoExports, Segment};
 use crate::target::Target;
-use crate::transport::Choice;
 use crate::transport::peer::{Peer, Submitted};
 use crate::transport::tcp::{Listener, Tcp};
+use crate::transport::{Behind, Choice};
 
 /// Moves bytes between registered memory here and at a peer.
 ///
@@ -272,22 +272,27 @@ impl Engine {
     /// As [`Engine::submit`], for several targets at once and in order with the caller's own work.
     /// The parts are copied side by side, so that every link carries at any moment.
     ///
-    /// With a producer in the options the copies wait for it on the device. The call returns
-    /// without waiting, except that a range list of more than about 130,000 pieces, which is more
-    /// than half of the descriptor ring holds, waits for the producer here, and other submissions to
-    /// the same device wait with it.
+    /// With a producer in the options, or batches to be behind, the copies wait on the device. The
+    /// call returns without waiting, except that a range list of more than about 130,000 pieces,
+    /// which is more than half of the descriptor ring holds, waits for that here, and other
+    /// submissions to the same device wait with it.
     ///
     /// # Errors
-    /// As [`Engine::submit`].
-    pub fn submit_parts(&self, parts: &[Part<'_>], options: &SubmitOptions) -> Result<BatchId> {
+    /// As [`Engine::submit`], [`Error::UnknownBatch`], and `NotOrderable` behind a batch of another
+    /// device or of TCP.
+    pub fn submit_parts(&self, parts: &[Part<'_>], options: &SubmitOptions<'_>) -> Result<BatchId> {
         if let Some(lost) = parts.iter().find_map(|part| part.target.lost()) {
             return Err(lost);
         }
+        let behind = self.behind(options.behind)?;
         let over_tcp =
             |part: &&Part<'_>| part.target.session().is_some() && !part.copies.are_empty();
         let far: Vec<_> = parts.iter().filter(over_tcp).collect();
         let planned = match far.is_empty() {
             true => None,
+            false if !(behind.pending.is_empty() && behind.paced.is_empty()) => {
+                return Err(not_orderable("batch"));
+            }
             false => {
                 let tcp = self.tcp()?;
                 let planned = tcp.plan(&self.peer, &self.registry, &far)?;
@@ -297,7 +302,7 @@ impl Engine {
         let near: Vec<_> =
             parts.iter().filter(|part| part.target.session().is_none()).copied().collect();
         let parts_here = if planned.is_none() { parts } else { &near };
-        let submitted = self.peer.submit(&self.registry, parts_here, options)?;
+        let submitted = self.peer.submit(&self.registry, parts_here, options, &behind)?;
         let Some((submitted, transfer)) = (match planned {
             None => submitted.map(|submitted| (submitted, None)),
             Some((tcp, (planned, summary))) => {
@@ -345,11 +350,7 @@ impl Engine {
         let (_, pending) = self.batches.look(id)?;
         let Some(pending) = pending else { return Ok(()) };
         if pending.transfer.is_some_and(|transfer| !transfer.ended()) {
-            return Err(Error::Device(kvferry_device::Error::NotOrderable {
-                device: "TCP".into(),
-                what: "stream",
-                reason: "no device knows when a transfer over TCP ends; wait for the batch".into(),
-            }));
+            return Err(not_orderable("stream"));
         }
         let mut steps = Vec::new();
         for paced in pending.paced.iter() {
@@ -357,6 +358,27 @@ impl Engine {
         }
         self.peer.signal(&pending.submissions, consumer)?;
         self.peer.signal(&steps, consumer)
+    }
+
+    /// What batches wait for that have not ended.
+    fn behind(&self, batches: &[BatchId]) -> Result<Behind> {
+        let mut all = Behind::default();
+        for &id in batches {
+            let (_, over_tcp) = self.batches.ask(id, |pending| {
+                all.pending.extend_from_slice(&pending.submissions);
+                for paced in pending.paced.iter() {
+                    match paced.submissions() {
+                        Some(steps) => all.pending.extend(steps),
+                        None => all.paced.push(Arc::clone(paced)),
+                    }
+                }
+                pending.transfer.as_ref().is_some_and(|transfer| !transfer.ended())
+            })?;
+            if over_tcp == Some(true) {
+                return Err(not_orderable("batch"));
+            }
+        }
+        Ok(all)
     }
 
     /// The batch's status now. Does not block, and asks no driver; asking again after the end gives
@@ -511,6 +533,14 @@ impl Drop for Engine {
             notifier.wake();
         }
     }
+}
+
+fn not_orderable(what: &'static str) -> Error {
+    Error::Device(kvferry_device::Error::NotOrderable {
+        device: "TCP".into(),
+        what,
+        reason: "no device knows when a transfer over TCP ends; wait for the batch".into(),
+    })
 }
 
 /// Between two polls. No vendor's event has a wait with a deadline, so waiting is polling; it

@@ -317,7 +317,7 @@ fn scattered(bench: &Bench, way: Way, count: u64) -> (Vec<Range>, Pieces) {
     (pieces.iter().map(|&piece| way.range(bench, piece)).collect(), pieces)
 }
 
-fn asks(offload: OffloadMode) -> SubmitOptions {
+fn asks(offload: OffloadMode) -> SubmitOptions<'static> {
     SubmitOptions { offload, ..SubmitOptions::default() }
 }
 

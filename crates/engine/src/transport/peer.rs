@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use kvferry_device::{Capabilities, Consumer, Device, DeviceUuid, Vendor, host_uuid};
 
+use super::fences::{Behind, Fences, Order};
 use super::lane::Lane;
 use super::load::Load;
 use super::offload::{Choice, Direction, Offload, Paced, Parts};
@@ -126,6 +127,11 @@ impl Peer {
         &self.lanes[index].device
     }
 
+    /// Whether nobody knows what the copies of a device do.
+    pub(crate) fn is_lost(&self, device: usize) -> bool {
+        self.lanes[device].is_lost() || self.offload.is_lost(device)
+    }
+
     pub(super) fn lane(&self, index: usize) -> &Arc<Lane> {
         &self.lanes[index]
     }
@@ -149,7 +155,8 @@ impl Peer {
         &self,
         registry: &Registry,
         parts: &[Part<'_>],
-        options: &SubmitOptions,
+        options: &SubmitOptions<'_>,
+        behind: &Behind,
     ) -> Result<Option<Submitted>> {
         if let Some(lost) = parts.iter().find_map(|part| part.target.lost()) {
             return Err(lost);
@@ -160,7 +167,7 @@ impl Peer {
             return Ok(None);
         }
         let mut scratches = self.take_scratches(parts.len());
-        let submitted = self.submit_with(&mut scratches, registry, &parts, options);
+        let submitted = self.submit_with(&mut scratches, registry, &parts, options, behind);
         self.scratches().append(&mut scratches);
         submitted.map(Some)
     }
@@ -170,7 +177,8 @@ impl Peer {
         scratches: &mut [Scratches],
         registry: &Registry,
         parts: &[&Part<'_>],
-        options: &SubmitOptions,
+        options: &SubmitOptions<'_>,
+        behind: &Behind,
     ) -> Result<Submitted> {
         let plans = parts.iter().zip(&mut *scratches);
         let plans = plans.map(|(part, scratches)| self.plan(scratches, registry, part));
@@ -183,7 +191,7 @@ impl Peer {
         };
         let strides: Vec<_> =
             scratches.iter_mut().map(|s| std::mem::take(&mut s.strides)).collect();
-        let submitted = self.start(plans, &strides, options);
+        let submitted = self.start(plans, &strides, options, behind);
         for (scratches, strides) in scratches.iter_mut().zip(strides) {
             scratches.strides = strides;
         }
@@ -335,7 +343,7 @@ impl Peer {
         }
         let host = host_end(executor, &local, &remote, scratch);
         let (mut local_starts, mut remote_starts) = (Vec::new(), Vec::new());
-        if host.is_some() || self.offload.is_rated() {
+        if host.is_some() || self.offload.may_pace() {
             local_starts.extend(scratch.local_windows().map(|window| {
                 let relocation = local_relocations.get(window).copied().unwrap_or(0);
                 local.windows[window].start.wrapping_add(relocation)
@@ -432,9 +440,12 @@ impl Peer {
         &self,
         plans: Vec<Plan<'_>>,
         strides: &[Strides],
-        options: &SubmitOptions,
+        options: &SubmitOptions<'_>,
+        behind: &Behind,
     ) -> Result<Submitted> {
         let parts: Vec<_> = plans.iter().zip(strides).collect();
+        let fences = Fences::of(&behind.pending);
+        let order = Order { after: options.after, behind: fences.list(), paced: &behind.paced };
         let mut all = Submitted::nothing();
         for direction in [None, Some(Direction::Store), Some(Direction::Load)] {
             let goes = |(plan, _): &&(&Plan<'_>, &Strides)| plan.direction() == direction;
@@ -442,7 +453,7 @@ impl Peer {
             if some.is_empty() {
                 continue;
             }
-            match self.start_some(direction, &some, options) {
+            match self.start_some(direction, &some, options, order) {
                 Ok(more) => all.join(more),
                 Err(error) if all.is_nothing() => return Err(error),
                 Err(error) => all.failure = Some(error),
@@ -460,14 +471,16 @@ impl Peer {
         &self,
         direction: Option<Direction>,
         parts: &Parts<'_>,
-        options: &SubmitOptions,
+        options: &SubmitOptions<'_>,
+        order: Order<'_>,
     ) -> Result<Submitted> {
         let device = parts.first().map_or(0, |(plan, _)| plan.device());
         let lane = &self.lanes[device];
         if let Some(direction) = direction {
             let fall_back = || self.fall_back(lane, parts);
             let device = (device, &lane.device);
-            let started = self.offload.start(device, direction, parts, options, fall_back)?;
+            let started =
+                self.offload.start(device, direction, parts, options, order, fall_back)?;
             if let Some(submitted) = started {
                 return Ok(submitted);
             }
@@ -479,8 +492,8 @@ impl Peer {
         if wanted && !kernel && parts.iter().any(wants) {
             self.fall_back(lane, parts)?;
         }
-        if self.offload.is_rated() {
-            return self.offload.pace_others(device, lane, kernel, parts, options);
+        if self.offload.is_rated() || !order.paced.is_empty() {
+            return self.offload.pace_others(device, lane, kernel, parts, order);
         }
         let loads = parts.iter().map(|(plan, strides)| Load::of(plan, strides, kernel, batch_min));
         let mut submitted = Submitted::nothing();
@@ -491,7 +504,7 @@ impl Peer {
         // registrant promised to keep until it is unregistered; the holds keep regions registered
         // and peers mapped until the batch ends, and it ends only once the queue says that this
         // submission is done.
-        unsafe { Load::submit(loads, lane, kernel, grid, options, &mut submitted) }?;
+        unsafe { Load::submit(loads, lane, kernel, grid, order, &mut submitted) }?;
         Ok(submitted)
     }
 

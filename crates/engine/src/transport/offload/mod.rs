@@ -10,6 +10,7 @@
 mod bounce;
 mod choice;
 mod fragments;
+mod image;
 mod paced;
 mod sort;
 mod stages;
@@ -20,25 +21,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kvferry_device::{
-    Capabilities, CompactCopy, CopyDescriptor, CopySource, Device, Producer, QueueOptions, Rows,
-    SliceSource, Staged, Vendor, Work,
+    Capabilities, CompactCopy, CopyDescriptor, CopySource, Device, QueueOptions, Rows, SliceSource,
+    StageSource, Staged, Vendor, Work,
 };
 
 use self::bounce::Bounce;
-use self::choice::Shape;
+use self::choice::{Calls, Shape};
 pub use self::choice::{Choice, Reason};
 use self::fragments::Borders;
 pub(super) use self::fragments::Direction;
 use self::fragments::{Fragments, append};
+use self::image::{Image, ImageStage};
 pub(crate) use self::paced::Paced;
 use self::paced::{Job, Worker};
-use self::stages::Packer;
+use self::stages::{Buffers, Packer};
 use self::steps::Steps;
+use super::fences::{Order, wait_for};
 use super::lane::Lane;
 use super::load::Load;
 use super::peer::Submitted;
 use super::place::Plan;
-use super::watcher::wait_for;
 use crate::batch::Path;
 use crate::config::{Config, Policy, Source};
 use crate::error::Result;
@@ -74,7 +76,12 @@ struct Way {
 struct ListMemory {
     list: Vec<CopyDescriptor>,
     sort: sort::Memory,
+    seen: Vec<u64>,
 }
+
+/// Descriptors of a launch, at most: the fewer launches, the fewer time slices of the GPU a batch takes
+/// from another process, and 32,768 pieces of 2 KiB fill a buffer.
+const SLOT_DESCRIPTORS: usize = 32_768;
 
 /// Some plans of one direction and their strides.
 pub(super) type Parts<'a> = [(&'a Plan<'a>, &'a Strides)];
@@ -101,7 +108,12 @@ impl Offload {
         if let Some(way) = &*place {
             return Ok(Arc::clone(way));
         }
-        let options = QueueOptions { streams: 2, ..QueueOptions::default() };
+        let options = QueueOptions {
+            streams: 2,
+            ring_slots: 8,
+            slot_descriptors: SLOT_DESCRIPTORS,
+            ..QueueOptions::default()
+        };
         let lane = Lane::open_with(Arc::clone(device), &self.config, &options)?;
         let completions = Arc::clone(&lane.completions);
         let bounce = Bounce::new(Arc::clone(device), completions, &self.config);
@@ -133,6 +145,11 @@ impl Offload {
         self.config.max_rate.is_some()
     }
 
+    /// Whether batches may be submitted step by step.
+    pub(super) fn may_pace(&self) -> bool {
+        self.is_rated() || self.config.policy == Policy::Tail
+    }
+
     fn open_ways(&self) -> impl Iterator<Item = Arc<Way>> {
         self.ways.iter().flatten().filter_map(|way| lock(way).clone())
     }
@@ -142,10 +159,16 @@ impl Offload {
         if self.config.policy != Policy::Tail {
             return;
         }
-        if let Some((allowed, percent)) = lock(&self.steps[index]).record(time) {
-            let percent = percent.round();
-            tracing::info!(device = %device.info(), ?allowed, percent, "transfers lengthen the model's slowest steps: the tail policy allows something else");
+        if let Some((throttle, percent)) = lock(&self.steps[index]).record(time) {
+            let (percent, share) = (percent.round(), 1 << throttle);
+            tracing::info!(device = %device.info(), percent, "transfers lengthened the model's slowest steps by so much: they may take one {share}th of the time now");
         }
+    }
+
+    /// Whether nobody knows what the copies of a device do.
+    pub(super) fn is_lost(&self, index: usize) -> bool {
+        let mut ways = self.ways[index].iter().filter_map(|way| lock(way).clone());
+        ways.any(|way| way.lane.is_lost())
     }
 
     /// Bytes of pinned memory of the queues.
@@ -159,7 +182,7 @@ impl Offload {
     }
 
     /// What the submission or a knob asks for, if either does.
-    fn asked(&self, direction: Direction, options: &SubmitOptions) -> Option<Choice> {
+    fn asked(&self, direction: Direction, options: &SubmitOptions<'_>) -> Option<Choice> {
         let knob = match direction {
             Direction::Store => self.config.offload_store,
             Direction::Load => self.config.offload_load,
@@ -182,7 +205,8 @@ impl Offload {
         (index, device): (usize, &Arc<dyn Device>),
         direction: Direction,
         parts: &Parts<'_>,
-        options: &SubmitOptions,
+        options: &SubmitOptions<'_>,
+        order: Order<'_>,
         fall_back: impl FnOnce() -> Result<()>,
     ) -> Result<Option<Submitted>> {
         let asked = self.asked(direction, options);
@@ -201,7 +225,7 @@ impl Offload {
         };
         let mut fragments = Fragments::of(&plans, direction);
         let mut memory = lock(&way.memory).pop().unwrap_or_default();
-        let mut listed = false;
+        let (mut listed, mut throttle) = (None, 0);
         let mut choice = if !self.config.kernel && wants(asked) {
             direct(Reason::WithoutKernel)
         } else if !info.capabilities.contains(Capabilities::KERNEL) && wants(asked) {
@@ -209,17 +233,15 @@ impl Offload {
             direct(Reason::NoKernel)
         } else if let Some(asked) = asked {
             if asked.mode == OffloadMode::Staged && choice::is_scattered(&Shape::of(&fragments)) {
-                listed = true;
-                sort_if_it_helps(&mut fragments, &mut memory);
+                listed = Some(List::of(&mut fragments, &mut memory));
             }
             asked
         } else {
             let shape = Shape::of(&fragments);
-            let allowed = lock(&self.steps[index]).allowed();
-            choice::choose(self.config.policy, allowed, shape, || {
-                listed = true;
-                sort_if_it_helps(&mut fragments, &mut memory)
-                    .then(|| choice::host_calls(&memory.list, &fragments))
+            throttle = lock(&self.steps[index]).throttle();
+            choice::choose(self.config.policy, throttle, shape, || {
+                let list = *listed.insert(List::of(&mut fragments, &mut memory));
+                list.calls(&memory.list, &fragments)
             })
         };
         let mut submitted = Submitted::nothing();
@@ -233,8 +255,8 @@ impl Offload {
                 Ok(()) => {}
             }
         }
-        if choice.in_steps || self.is_rated() {
-            if !listed {
+        if choice.in_steps || self.is_rated() || !order.paced.is_empty() {
+            if listed.is_none() {
                 fragments.drain_into(&mut memory.list);
             }
             let pieces = std::mem::take(&mut memory.list);
@@ -245,19 +267,26 @@ impl Offload {
             // Whoever submits is told now, and not the batch later.
             way.lane.check()?;
             let worker = self.worker(index, device)?;
-            let batch = StepByStep { pieces, borders, direction, choice };
-            self.pace(&worker, &way, batch, options, &mut submitted)?;
+            let throttle = if choice.in_steps { throttle } else { 0 };
+            let batch = StepByStep { pieces, borders, direction, mode: choice.mode, throttle };
+            self.pace(&worker, &way, batch, order, &mut submitted)?;
         } else {
             match choice.mode {
-                OffloadMode::Direct => start_direct(&way.lane, parts, options, &mut submitted)?,
-                OffloadMode::Kernel => start_kernel(&way.lane, parts, options, &mut submitted)?,
+                OffloadMode::Direct => start_direct(&way.lane, parts, order, &mut submitted)?,
+                OffloadMode::Kernel => start_kernel(&way.lane, parts, order, &mut submitted)?,
                 OffloadMode::Auto | OffloadMode::Staged => {
                     let borders = std::mem::take(&mut fragments.host_borders);
+                    let (bytes, count) = (fragments.bytes, fragments.count);
                     let mut list = SliceSource(&memory.list);
-                    let source: &mut dyn CopySource =
-                        if listed { &mut list } else { &mut fragments };
-                    let after = options.after;
-                    start_staged(&way, direction, source, &borders, after, &mut submitted)?;
+                    let source: &mut dyn CopySource = match listed {
+                        Some(_) => &mut list,
+                        None => &mut fragments,
+                    };
+                    let image = listed.and_then(|list| list.image);
+                    let image = image.map(|image| (image, &memory.list[..]));
+                    let batch =
+                        Passing { direction, source, borders: &borders, bytes, count, image };
+                    start_staged(&way, batch, order, &mut submitted)?;
                 }
             }
         }
@@ -277,20 +306,22 @@ impl Offload {
         worker: &Worker,
         way: &Arc<Way>,
         batch: StepByStep,
-        options: &SubmitOptions,
+        order: Order<'_>,
         submitted: &mut Submitted,
     ) -> Result<()> {
-        let StepByStep { pieces, borders, direction, choice } = batch;
+        let StepByStep { pieces, borders, direction, mode, throttle } = batch;
         let lane = Arc::clone(&way.lane);
-        let submit: paced::Submit = match choice.mode {
+        let submit: paced::Submit = match mode {
             OffloadMode::Staged => {
                 let way = Arc::clone(way);
                 submitted.path = Path::Staged;
                 Box::new(move |step, pending| {
                     let mut started = Submitted::nothing();
-                    let mut source = SliceSource(step);
-                    let begun =
-                        start_staged(&way, direction, &mut source, &borders, None, &mut started);
+                    let (source, count) = (&mut SliceSource(step), step.len() as u64);
+                    let bytes = step.iter().map(|piece| piece.len).sum();
+                    let (borders, image) = (&borders, None);
+                    let batch = Passing { direction, source, borders, bytes, count, image };
+                    let begun = start_staged(&way, batch, Order::NONE, &mut started);
                     pending.append(&mut started.pending);
                     begun.and(started.failure.map_or(Ok(()), Err))
                 })
@@ -300,8 +331,9 @@ impl Offload {
             }
             _ => step_without_buffers(&lane, None, borders, submitted),
         };
-        let step_bytes = self.config.offload_chunk_bytes.min(lock(&way.bounce).buffer_bytes);
-        self.add_job(worker, &lane, pieces, step_bytes, choice.in_steps, submit, options, submitted)
+        let step_bytes = lock(&way.bounce).chunk;
+        let steps = (step_bytes, throttle);
+        self.add_job(worker, &lane, pieces, steps, submit, order, submitted)
     }
 
     /// Starts plans that are not between a GPU and host memory, at the byte rate.
@@ -311,7 +343,7 @@ impl Offload {
         lane: &Arc<Lane>,
         kernel: bool,
         parts: &Parts<'_>,
-        options: &SubmitOptions,
+        order: Order<'_>,
     ) -> Result<Submitted> {
         let plans: Vec<_> = parts.iter().map(|&(plan, _)| plan).collect();
         // Nothing here asks for the direction.
@@ -325,7 +357,7 @@ impl Offload {
         let step_bytes = self.config.offload_chunk_bytes;
         lane.check()?;
         let worker = self.worker(index, &lane.device)?;
-        self.add_job(&worker, lane, pieces, step_bytes, false, submit, options, &mut submitted)?;
+        self.add_job(&worker, lane, pieces, (step_bytes, 0), submit, order, &mut submitted)?;
         Ok(submitted)
     }
 
@@ -335,18 +367,29 @@ impl Offload {
         worker: &Worker,
         lane: &Arc<Lane>,
         pieces: Vec<CopyDescriptor>,
-        step_bytes: u64,
-        in_steps: bool,
+        (step_bytes, throttle): (u64, u32),
         submit: paced::Submit,
-        options: &SubmitOptions,
+        order: Order<'_>,
         submitted: &mut Submitted,
     ) -> Result<()> {
         // The producer's handle may go once this returns.
-        let gate = options.after.map(|producer| wait_for(lane, producer)).transpose()?;
+        let gate = if order.waits() { Some(wait_for(lane, order)?) } else { None };
         let step_bytes = paced::step_bytes(step_bytes, self.config.max_rate);
-        let most_in_flight = if in_steps { step_bytes } else { 4 * step_bytes };
+        let most_in_flight = if throttle > 0 { step_bytes } else { 4 * step_bytes };
+        let pause = (1 << throttle) - 1;
         let (lane, step_pieces) = (Arc::clone(lane), STEP_PIECES);
-        let job = Job { lane, gate, pieces, step_bytes, step_pieces, most_in_flight, submit };
+        let behind = order.paced.to_vec();
+        let job = Job {
+            lane,
+            gate,
+            behind,
+            pieces,
+            step_bytes,
+            step_pieces,
+            most_in_flight,
+            pause,
+            submit,
+        };
         submitted.paced.push(worker.add(job));
         Ok(())
     }
@@ -363,30 +406,60 @@ struct StepByStep {
     pieces: Vec<CopyDescriptor>,
     borders: Borders,
     direction: Direction,
-    choice: Choice,
+    mode: OffloadMode,
+    /// As [`Steps::throttle`].
+    throttle: u32,
 }
 
-/// Most pieces of a step (PegaFlow's study: 2048 at a time lengthen the tail by 20%, 1024 by 14%).
-const STEP_PIECES: usize = 2048;
+/// Most pieces of a step: one launch. Beside decode many short launches lengthen its slowest steps more
+/// than few long ones (H200, 2026-11-30: steps of 2048 pieces by 40%, one gather by 24%).
+const STEP_PIECES: usize = SLOT_DESCRIPTORS / 2;
+
+/// Pieces that pass a buffer.
+struct Passing<'a> {
+    direction: Direction,
+    source: &'a mut dyn CopySource,
+    /// Of host memory.
+    borders: &'a Borders,
+    bytes: u64,
+    /// Pieces, at most.
+    count: u64,
+    /// If the pieces are one, and the list of them.
+    image: Option<(Image, &'a [CopyDescriptor])>,
+}
 
 fn start_staged(
     way: &Way,
-    direction: Direction,
-    source: &mut dyn CopySource,
-    borders: &Borders,
-    after: Option<Producer>,
+    batch: Passing<'_>,
+    order: Order<'_>,
     submitted: &mut Submitted,
 ) -> Result<()> {
-    let gated = after.is_some();
+    let Passing { direction, source, borders, bytes, count, image } = batch;
+    let gated = order.waits();
     let mut bounce = lock(&way.bounce);
     let taken = bounce.take(gated)?;
     let values = &way.lane.tuning.values;
-    let (bytes, tile) = (bounce.buffer_bytes, values.tile_bytes);
-    let mut stages = Packer::new(source, direction, borders, taken.buffers, bytes, tile);
+    let tile = values.tile_bytes;
+    let fits = |(image, _): &(Image, &[CopyDescriptor])| {
+        image.bytes() <= taken.bytes && image.descriptors(tile) <= SLOT_DESCRIPTORS as u64
+    };
+    let (mut whole, mut packed);
+    let stages: &mut dyn StageSource = match image.filter(fits) {
+        Some((image, list)) => {
+            whole = ImageStage::new(image, list, direction, taken.base, tile);
+            &mut whole
+        }
+        None => {
+            let buffers = Buffers::of(taken.base, taken.bytes, bytes, count);
+            packed = Packer::new(source, direction, borders, buffers, tile);
+            &mut packed
+        }
+    };
     let mut nothing = SliceSource(&[]);
     let mut work = Work {
-        staged: Some(Staged { stages: &mut stages, behind: taken.behind.as_slice() }),
-        after,
+        staged: Some(Staged { stages, behind: taken.behind.as_slice() }),
+        after: order.after,
+        behind: order.behind,
         max_grid_blocks: values.max_grid_blocks,
         ..Work::pieces(&mut nothing)
     };
@@ -458,15 +531,36 @@ fn split(blocks: Vec<Rows>, compact: &mut Vec<CompactCopy<'_>>, large: &mut Vec<
     }
 }
 
-/// Puts all pieces into the memory's list, in order of host memory if that helps; whether it did.
-fn sort_if_it_helps(fragments: &mut Fragments<'_>, memory: &mut ListMemory) -> bool {
-    let ListMemory { list, sort } = memory;
-    fragments.drain_into(list);
-    let helps = sort::is_worth_it(list, fragments.direction, fragments.bytes);
-    if helps {
-        sort::by_host(list, fragments.direction, sort);
+/// What is known of a batch whose pieces are all in the memory's list.
+#[derive(Clone, Copy, Debug)]
+struct List {
+    image: Option<Image>,
+    /// It is in order of host memory, which helps.
+    sorted: bool,
+}
+
+impl List {
+    /// Puts all pieces into the memory's list, in order of host memory if that helps.
+    fn of(fragments: &mut Fragments<'_>, memory: &mut ListMemory) -> Self {
+        let ListMemory { list, sort, seen } = memory;
+        let direction = fragments.direction;
+        fragments.drain_into(list);
+        let one_window = fragments.host_borders.are_single();
+        let image = if one_window { Image::of(list, direction, seen) } else { None };
+        let sorted = image.is_none() && sort::is_worth_it(list, direction, fragments.bytes);
+        if sorted {
+            sort::by_host(list, direction, sort);
+        }
+        Self { image, sorted }
     }
-    helps
+
+    /// The DMAs that host memory takes, if the list is better than it was.
+    fn calls(&self, list: &[CopyDescriptor], fragments: &Fragments<'_>) -> Option<Calls> {
+        match self.image {
+            Some(image) => Some(image.calls()),
+            None => self.sorted.then(|| choice::host_calls(list, fragments)),
+        }
+    }
 }
 
 fn is_out_of_memory(error: &crate::error::Error) -> bool {
@@ -477,7 +571,7 @@ fn is_out_of_memory(error: &crate::error::Error) -> bool {
 fn start_direct(
     lane: &Arc<Lane>,
     parts: &Parts<'_>,
-    options: &SubmitOptions,
+    order: Order<'_>,
     submitted: &mut Submitted,
 ) -> Result<()> {
     let mut large = Vec::new();
@@ -508,7 +602,8 @@ fn start_direct(
         compact: &compact,
         large: &large,
         kernel: false,
-        after: options.after,
+        after: order.after,
+        behind: order.behind,
         ..Work::pieces(&mut nothing)
     };
     submitted.path = Load::default().path(lane.device.info().vendor, false);
@@ -524,14 +619,14 @@ fn start_direct(
 fn start_kernel(
     lane: &Arc<Lane>,
     parts: &Parts<'_>,
-    options: &SubmitOptions,
+    order: Order<'_>,
     submitted: &mut Submitted,
 ) -> Result<()> {
     let batch_min = lane.tuning.values.batch_min;
     let loads = parts.iter().map(|&(plan, strides)| Load::of(plan, strides, true, batch_min));
     let loads = Load::joined(loads.collect());
     // SAFETY: as in `start_staged`.
-    unsafe { Load::submit(loads, lane, true, host_grid(lane), options, submitted) }
+    unsafe { Load::submit(loads, lane, true, host_grid(lane), order, submitted) }
 }
 
 /// Most blocks of a launch on host memory: the link is full with far fewer bytes under way, and more

@@ -1,8 +1,9 @@
 //! Batches that are submitted step by step: for the tail policy, each step behind the end of the one
-//! before (a chunk that is only enqueued bounds nothing, LAB.md), and for a byte rate.
+//! before and behind a pause (a chunk that is only enqueued bounds nothing, LAB.md), and for a byte
+//! rate.
 //!
 //! One worker a device takes the steps of its batches by turns. It sleeps until something comes in,
-//! until the rate's next moment, or, as no vendor's event wakes a thread, for moments while steps run.
+//! until the next step is due, or, as no vendor's event wakes a thread, for moments while steps run.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -64,13 +65,24 @@ pub(super) struct Job {
     pub(super) lane: Arc<Lane>,
     /// Done once the batch's producer is.
     pub(super) gate: Option<Ticket>,
+    /// Batches that have to end before the first step.
+    pub(super) behind: Vec<Arc<Paced>>,
     pub(super) pieces: Vec<CopyDescriptor>,
     /// Most bytes and pieces of a step.
     pub(super) step_bytes: u64,
     pub(super) step_pieces: usize,
     /// Most bytes of steps that run at a time; one step may be more.
     pub(super) most_in_flight: u64,
+    /// After a step nothing begins for so many times as long as it took, for all jobs that say so.
+    pub(super) pause: u32,
     pub(super) submit: Submit,
+}
+
+/// A step that was submitted.
+struct Step {
+    pending: Vec<Pending>,
+    bytes: u64,
+    since: Instant,
 }
 
 /// A job under way.
@@ -79,8 +91,8 @@ struct Running {
     paced: Arc<Paced>,
     /// First piece that is not submitted.
     next: usize,
-    /// Steps in their order, with their bytes.
-    in_flight: VecDeque<(Vec<Pending>, u64)>,
+    /// In their order.
+    in_flight: VecDeque<Step>,
     failure: Option<Error>,
 }
 
@@ -90,7 +102,7 @@ impl Running {
     }
 
     fn in_flight_bytes(&self) -> u64 {
-        self.in_flight.iter().map(|(_, bytes)| bytes).sum()
+        self.in_flight.iter().map(|step| step.bytes).sum()
     }
 
     /// The next step; a piece that is longer is cut.
@@ -118,7 +130,9 @@ impl Running {
     fn publish(&self, ended: bool) {
         let mut progress = lock(&self.paced.0);
         progress.pending.clear();
-        progress.pending.extend(self.in_flight.iter().flat_map(|(step, _)| step.iter().cloned()));
+        progress
+            .pending
+            .extend(self.in_flight.iter().flat_map(|step| step.pending.iter().cloned()));
         progress.all_submitted = !self.has_next();
         if ended {
             progress.failure.clone_from(&self.failure);
@@ -127,20 +141,36 @@ impl Running {
     }
 }
 
-/// At most so many bytes a second, over any time that is longer than a step takes.
+/// When the next step of a device may begin.
 #[derive(Debug)]
-struct Rate {
-    bytes_a_second: u64,
-    /// When the next byte may go.
+struct Pace {
+    /// Over any time that is longer than a step takes.
+    bytes_a_second: Option<u64>,
+    /// By the rate.
     due: Instant,
+    /// For jobs that pause.
+    pause_ends: Instant,
 }
 
-impl Rate {
-    fn take(&mut self, bytes: u64, now: Instant) {
-        let time = Duration::from_secs_f64(bytes as f64 / self.bytes_a_second as f64);
-        self.due = self.due.max(now) + time;
+impl Pace {
+    fn due(&self, job: &Job) -> Instant {
+        if job.pause > 0 { self.due.max(self.pause_ends) } else { self.due }
+    }
+
+    fn begins(&mut self, bytes: u64, now: Instant) {
+        if let Some(rate) = self.bytes_a_second {
+            self.due = self.due.max(now) + Duration::from_secs_f64(bytes as f64 / rate as f64);
+        }
+    }
+
+    fn ended(&mut self, job: &Job, since: Instant, now: Instant) {
+        let pause = now.duration_since(since).saturating_mul(job.pause);
+        self.pause_ends = self.pause_ends.max(now + pause.min(LONGEST_PAUSE));
     }
 }
+
+/// However long a step took.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Bytes of a step under a rate: a hundredth of a second's, in reason.
 pub(super) fn step_bytes(chunk_bytes: u64, rate: Option<u64>) -> u64 {
@@ -174,12 +204,13 @@ impl std::fmt::Debug for Worker {
 impl Worker {
     pub(super) fn start(name: &str, rate: Option<u64>) -> Result<Self> {
         let shared = Arc::new(Shared::default());
-        let rate = rate.map(|bytes_a_second| Rate { bytes_a_second, due: Instant::now() });
+        let now = Instant::now();
+        let pace = Pace { bytes_a_second: rate, due: now, pause_ends: now };
         let thread = std::thread::Builder::new()
             .name(format!("kvferry-{name}"))
             .spawn({
                 let shared = Arc::clone(&shared);
-                move || run(&shared, rate)
+                move || run(&shared, pace)
             })
             .map_err(|error| Error::System { call: "thread", reason: error.to_string() })?;
         Ok(Self { shared, thread: Some(thread) })
@@ -221,7 +252,7 @@ const NAP: Duration = Duration::from_micros(20);
 /// Between looks at a producer that does not come.
 const LONG_NAP: Duration = Duration::from_millis(1);
 
-fn run(shared: &Shared, mut rate: Option<Rate>) {
+fn run(shared: &Shared, mut pace: Pace) {
     let mut jobs: VecDeque<Running> = VecDeque::new();
     let mut last_progress = Instant::now();
     loop {
@@ -247,7 +278,7 @@ fn run(shared: &Shared, mut rate: Option<Rate>) {
             if stop && job.has_next() {
                 job.failure = Some(Error::Stopped);
             }
-            match advance(&mut job, rate.as_mut(), now) {
+            match advance(&mut job, &mut pace, now) {
                 Advance::Ended => moved = true,
                 Advance::Moved => {
                     moved = true;
@@ -260,7 +291,7 @@ fn run(shared: &Shared, mut rate: Option<Rate>) {
             last_progress = Instant::now();
             continue;
         }
-        rest(shared, &jobs, rate.as_ref(), last_progress.elapsed());
+        rest(shared, &jobs, &pace, last_progress.elapsed());
     }
 }
 
@@ -270,14 +301,15 @@ enum Advance {
     Waits,
 }
 
-fn advance(running: &mut Running, rate: Option<&mut Rate>, now: Instant) -> Advance {
+fn advance(running: &mut Running, pace: &mut Pace, now: Instant) -> Advance {
     let mut moved = false;
     let lane = Arc::clone(&running.job.lane);
     let done = |pending: &Pending| pending.lane.completions.done(pending.ticket);
-    while let Some((step, _)) = running.in_flight.front() {
-        if !step.iter().all(done) {
+    while let Some(step) = running.in_flight.front() {
+        if !step.pending.iter().all(done) {
             break;
         }
+        pace.ended(&running.job, step.since, now);
         running.in_flight.pop_front();
         moved = true;
     }
@@ -291,22 +323,23 @@ fn advance(running: &mut Running, rate: Option<&mut Rate>, now: Instant) -> Adva
             false => return check(running, &lane, moved),
         }
     }
-    let due = rate.as_ref().is_none_or(|rate| rate.due <= now);
+    running.job.behind.retain(|before| before.ended() == Ok(false));
+    if !running.job.behind.is_empty() {
+        return check(running, &lane, moved);
+    }
     if running.has_next()
-        && due
+        && pace.due(&running.job) <= now
         && (running.in_flight.is_empty()
             || running.in_flight_bytes() + running.job.step_bytes <= running.job.most_in_flight)
     {
         let (step, bytes) = running.take_step();
         let mut pending = Vec::new();
         let submitted = (running.job.submit)(&step, &mut pending);
-        if let Some(rate) = rate {
-            rate.take(bytes, now);
-        }
+        pace.begins(bytes, now);
         if let Err(error) = submitted {
             running.failure = Some(error);
         }
-        running.in_flight.push_back((pending, bytes));
+        running.in_flight.push_back(Step { pending, bytes, since: now });
         moved = true;
     }
     check(running, &lane, moved)
@@ -328,16 +361,17 @@ fn check(running: &mut Running, lane: &Arc<Lane>, moved: bool) -> Advance {
     Advance::Waits
 }
 
-fn rest(shared: &Shared, jobs: &VecDeque<Running>, rate: Option<&Rate>, waited: Duration) {
+fn rest(shared: &Shared, jobs: &VecDeque<Running>, pace: &Pace, waited: Duration) {
     let runs = jobs.iter().any(|job| !job.in_flight.is_empty());
-    let gated = jobs.iter().any(|job| job.job.gate.is_some());
-    let due = rate.map(|rate| rate.due.saturating_duration_since(Instant::now()));
+    let gated = jobs.iter().any(|job| job.job.gate.is_some() || !job.job.behind.is_empty());
+    let next = jobs.iter().filter(|job| job.has_next()).map(|job| pace.due(&job.job)).min();
+    let due = next.map(|next| next.saturating_duration_since(Instant::now()));
     let nap = match (runs, gated) {
         (true, _) if waited < SPIN => return std::hint::spin_loop(),
         (true, _) => NAP,
         (false, true) if waited < SPIN => return std::hint::spin_loop(),
-        (false, true) => due.unwrap_or(LONG_NAP).clamp(NAP, LONG_NAP.min(waited.max(NAP))),
-        // Only the rate holds them up.
+        (false, true) => waited.clamp(NAP, LONG_NAP),
+        // Only the pace holds them up.
         (false, false) => due.unwrap_or(NAP).max(NAP),
     };
     let inbox = lock(&shared.inbox);
