@@ -47,9 +47,10 @@ pub(crate) struct Options {
     /// of 4 slices of each token, the decode process the rows of all 4
     #[arg(long, value_name = "K/N")]
     pub(crate) head_slice: Option<HeadSlice>,
-    /// How the request says which bytes to move; the same bytes in every form
-    #[arg(long, default_value = "ranges", conflicts_with = "interference")]
-    pub(crate) form: Form,
+    /// How the request says which bytes to move; the same bytes in every form [default: ranges; of
+    /// --cache paged]
+    #[arg(long, conflicts_with = "interference")]
+    pub(crate) form: Option<Form>,
     /// Batches that are submitted before any is waited for. All copy the same bytes to the same
     /// destination, so that it can be verified although they overlap in time; times, bytes and
     /// rates are those of all of them together
@@ -217,11 +218,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     };
     // Refuse a work that cannot be laid out before any process starts, or has not the form.
     let labels = works.iter().map(Work::label).collect::<Result<Vec<_>, _>>()?;
+    let asked = options.form.unwrap_or(Form::Ranges);
     let forms = works.iter().zip(&labels).map(|(work, label)| {
-        let form = options.form.of(&work.layout(options.seed)?);
-        form.map_err(|why| {
-            Failure::from(format!("{label} has no {} form: {why}", options.form.name()))
-        })
+        let form = asked.of(&work.layout(options.seed)?);
+        form.map_err(|why| Failure::from(format!("{label} has no {} form: {why}", asked.name())))
     });
     let forms = forms.collect::<Result<Vec<_>, _>>()?;
     let peer_device = options.peer_device.unwrap_or(options.device);

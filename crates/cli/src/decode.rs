@@ -23,6 +23,7 @@ use self::report::{Measured, Row, draw, table};
 use self::steps::Decoder;
 use crate::Failure;
 use crate::bench::{self, Transport};
+use crate::case::Direction;
 use crate::forms::{Form, Request};
 use crate::interference::{BURST_PERIOD, Pace, window};
 use crate::layout::Layout;
@@ -114,6 +115,14 @@ impl Arrangement {
         }
     }
 
+    /// Page numbers where there are pages, as a page store submits them.
+    fn form(self) -> Form {
+        match self {
+            Self::Strided => Form::Paged,
+            Self::Shuffled => Form::Ranges,
+        }
+    }
+
     fn layout(self, cache: Cache, seed: u64) -> Layout {
         let case = match self {
             Self::Strided => Case::Cache(cache),
@@ -160,7 +169,7 @@ fn run_on(options: &bench::Options, devices: Devices) -> Result<(), Failure> {
     };
     let ways = Ways::of(options.op)?;
     let mut json = options.json.as_deref().map(JsonLines::create).transpose()?;
-    let bench = Bench::new(options, devices, cache, &ways)?;
+    let bench = Bench::new(options, devices, cache, &ways);
     let info = bench.devices.gpu.info();
     eprintln!("{info} ({}) and host memory; kernel: {}", info.name, info.kernel);
 
@@ -183,7 +192,8 @@ fn run_on(options: &bench::Options, devices: Devices) -> Result<(), Failure> {
     println!("{}", table(&rows));
     for row in &rows {
         if let Some(reason) = &row.reason {
-            println!("auto, {} process, {} {}: {reason}", row.process, row.layout, row.op);
+            let Row { process, layout, op, policy, .. } = row;
+            println!("auto, {process} process, {layout} {op}, policy {policy}: {reason}");
         }
     }
     if let Some(path) = &options.offload.plot {
@@ -198,7 +208,7 @@ struct Bench<'a> {
     devices: Devices,
     cache: Cache,
     arrangements: Vec<Arrangement>,
-    movers: Vec<Mover>,
+    contenders: Vec<Contender>,
     windows: Vec<Window>,
     /// Bytes a second, of all directions together.
     rate: f64,
@@ -221,37 +231,38 @@ struct Window {
 }
 
 impl<'a> Bench<'a> {
-    fn new(
-        options: &'a bench::Options,
-        devices: Devices,
-        cache: Cache,
-        ways: &[Ways],
-    ) -> Result<Self, Failure> {
+    fn new(options: &'a bench::Options, devices: Devices, cache: Cache, ways: &[Ways]) -> Self {
         let arrangements = options.decode.arrangements();
-        let seed = options.seed;
-        let layouts: Vec<_> = arrangements.iter().map(|how| how.layout(cache, seed)).collect();
-        let mut movers = Vec::new();
-        for contender in contenders::of_modes(&options.offload.modes()) {
-            let engine = devices.engine(config_with(&contender.knobs())?)?;
-            let lane = |layout, direction| {
-                Lane::new(&engine, &devices, direction, layout, None, seed.wrapping_add(1))
-            };
-            let lanes = layouts.iter().map(|layout| {
-                Ok::<_, Failure>([lane(layout, Ways::H2D.0[0])?, lane(layout, Ways::D2H.0[0])?])
-            });
-            let lanes = lanes.collect::<Result<Vec<_>, _>>()?;
-            movers.push(Mover { contender, engine, lanes });
-        }
+        let contenders = contenders::of_modes(&options.offload.modes());
         let mut windows = Vec::new();
         for arrangement in 0..arrangements.len() {
             windows.push(Window { arrangement, mover: None, ways: Ways::BOTH });
             for &ways in ways {
                 let of_mover = |mover| Window { arrangement, mover: Some(mover), ways };
-                windows.extend((0..movers.len()).map(of_mover));
+                windows.extend((0..contenders.len()).map(of_mover));
             }
         }
         let rate = options.rate.unwrap_or(RATE) * f64::from(1 << 30);
-        Ok(Self { options, devices, cache, arrangements, movers, windows, rate })
+        Self { options, devices, cache, arrangements, contenders, windows, rate }
+    }
+
+    /// New ones for each decoder: what a policy learnt beside one says nothing about another.
+    fn movers(&self) -> Result<Vec<Mover>, Failure> {
+        let seed = self.options.seed;
+        let layouts: Vec<_> =
+            self.arrangements.iter().map(|how| how.layout(self.cache, seed)).collect();
+        let mover = |contender: &Contender| {
+            let engine = self.devices.engine(config_with(&contender.knobs())?)?;
+            let lane = |layout, direction| {
+                Lane::new(&engine, &self.devices, direction, layout, None, seed.wrapping_add(1))
+            };
+            let lanes = layouts
+                .iter()
+                .map(|layout| Ok([lane(layout, Direction::Read)?, lane(layout, Direction::Write)?]))
+                .collect::<Result<Vec<_>, Failure>>()?;
+            Ok(Mover { contender: contender.clone(), engine, lanes })
+        };
+        self.contenders.iter().map(mover).collect()
     }
 
     fn decoder(&self, process: Process) -> Result<Decoder, Failure> {
@@ -269,11 +280,13 @@ impl<'a> Bench<'a> {
         decoder: &Decoder,
         progress: &ProgressBar,
     ) -> Result<Vec<Row>, Failure> {
+        let movers = self.movers()?;
         // Page locks, first launches and pools; and the decoder's clock comes up.
         for window in &self.windows {
             if let Some(mover) = window.mover {
-                let requests = self.movers[mover].requests(window)?;
-                self.movers[mover].burst(&requests, 1)?;
+                let requests =
+                    movers[mover].requests(window, self.arrangements[window.arrangement].form())?;
+                movers[mover].burst(&requests, 1)?;
             }
         }
         let mut measured: Vec<Vec<Measured>> = vec![Vec::new(); self.windows.len()];
@@ -284,7 +297,12 @@ impl<'a> Bench<'a> {
                 let window = &self.windows[index];
                 progress.set_message(format!("{} process, {}", process.name(), self.name(window)));
                 let guard_seed = self.options.seed.wrapping_add(100 + (run * order.len()) as u64);
-                measured[index].push(self.window(window, decoder, guard_seed + index as u64)?);
+                measured[index].push(self.window(
+                    window,
+                    &movers,
+                    decoder,
+                    guard_seed + index as u64,
+                )?);
                 progress.inc(1);
             }
             let part = 1 + order.len() / runs;
@@ -313,7 +331,7 @@ impl<'a> Bench<'a> {
                 "{} {} {}",
                 self.arrangements[window.arrangement].name(),
                 window.ways.name(),
-                self.movers[mover].contender.name
+                self.contenders[mover].name
             ),
         }
     }
@@ -333,11 +351,12 @@ impl<'a> Bench<'a> {
     fn window(
         &self,
         measured: &Window,
+        movers: &[Mover],
         decoder: &Decoder,
         guard_seed: u64,
     ) -> Result<Measured, Failure> {
         let length = Duration::from_millis(self.options.window);
-        let Some(mover) = measured.mover.map(|mover| &self.movers[mover]) else {
+        let Some(mover) = measured.mover.map(|mover| &movers[mover]) else {
             decoder.restart()?;
             let took = window(Pace::Nothing, length, 0, || Ok(()))?;
             let steps = decoder.steps()?;
@@ -347,15 +366,19 @@ impl<'a> Bench<'a> {
         for lane in &lanes {
             lane.guard(guard_seed)?;
         }
-        let requests = mover.requests(measured)?;
+        let requests = mover.requests(measured, self.arrangements[measured.arrangement].form())?;
         let transfers = self.transfers(measured.ways);
         let bytes = self.bytes(measured.ways) * transfers as u64;
         let pace = Pace::Bursts { bytes_per_second: self.rate };
         let mut found = Measured::default();
 
-        let feeds = mover.engine.config().policy == Policy::Tail
-            && mover.contender.mode == OffloadMode::Auto;
-        decoder.feed(feeds.then(|| Arc::clone(&mover.engine)));
+        let policy = mover.engine.config().policy;
+        if mover.contender.mode == OffloadMode::Auto {
+            let feeds = policy == Policy::Tail;
+            let fed = decoder.feed(feeds.then(|| Arc::clone(&mover.engine)));
+            let steps = if fed { ", fed with steps" } else { "" };
+            found.policy = format!("{policy:?}{steps}").to_lowercase();
+        }
         decoder.restart()?;
         let took = window(pace, length, bytes, || {
             let burst = mover.burst(&requests, transfers)?;
@@ -397,10 +420,11 @@ impl<'a> Bench<'a> {
             ..Row::default()
         };
         if let Some(Window { arrangement, mover: Some(mover), ways }) = window {
-            let mover = &self.movers[*mover];
-            row.mode = mover.contender.name;
-            row.knobs = mover.contender.knobs_text();
+            let contender = &self.contenders[*mover];
+            row.mode = contender.name;
+            row.knobs = contender.knobs_text();
             row.layout = self.arrangements[*arrangement].name();
+            row.form = self.arrangements[*arrangement].form().name();
             row.op = ways.name();
             row.burst_bytes = self.bytes(*ways) * self.transfers(*ways) as u64;
         }
@@ -427,14 +451,14 @@ impl Mover {
     }
 
     /// One step, or as many as the contender's chunks make.
-    fn requests(&self, window: &Window) -> Result<Steps<'_>, Failure> {
+    fn requests(&self, window: &Window, form: Form) -> Result<Steps<'_>, Failure> {
         let lanes = self.lanes_of(window);
         let pieces = lanes.iter().map(|lane| lane.layout.pieces.len()).max().unwrap_or(0);
         let steps = self.contender.chunk_pieces.map_or(1, |chunk| pieces.div_ceil(chunk));
         let mut requests: Steps<'_> = Vec::new();
         requests.resize_with(steps, Vec::new);
         for lane in lanes {
-            let shares = lane.request(Form::Ranges)?.split(steps);
+            let shares = lane.request(form)?.split(steps);
             for (step, share) in requests.iter_mut().zip(shares) {
                 step.push((lane, share));
             }

@@ -22,6 +22,7 @@ mod serve;
 pub mod shape;
 mod soak;
 mod sockets;
+mod store_soak;
 mod transfer;
 mod worker;
 
@@ -40,8 +41,8 @@ struct Arguments {
 enum Command {
     /// Moves named shapes, or a model's KV cache, between two processes and verifies every byte
     Bench(Box<bench::Options>),
-    /// Moves random pieces in every form between two processes for minutes, verifies each round,
-    /// and fails if anything leaks
+    /// Moves random pieces in every form between two processes, or pages through a page store, for
+    /// minutes, verifies each round, and fails if anything leaks
     Soak(soak::Options),
     /// Lets peers, stock Mooncake processes among them, read and write a piece of memory until
     /// SIGTERM, or until standard input closes

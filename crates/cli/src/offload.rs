@@ -3,7 +3,8 @@
 //! Every line of the table is one shape, one direction (or both at once) and one mode, against one
 //! contiguous copy of as many bytes by DMA, in the same direction and the same run. The clocks are
 //! apart: submission (with packing in it, and packing alone beside it), execution and wait, and the
-//! whole; the first transfer of each line is apart from the others.
+//! whole; the first transfer of each line is apart from the others. The modes of a case, and its
+//! ceiling, are timed in turns. The first transfer of each is verified, and one after the timed ones.
 //!
 //! How long staging keeps multiprocessors busy is measured by its kernel alone: the pieces of the
 //! GPU's side gathered into (or scattered from) contiguous memory of the GPU, several launches back
@@ -36,14 +37,12 @@ use crate::report::JsonLines;
 
 /// Transfers before the timed ones.
 const WARM_UP: usize = 3;
-/// Contiguous copies that make the ceiling.
-const CEILING_TIMES: usize = 8;
-/// A line whose transfers take long ends after this, with fewer of them than were asked for; if one
-/// takes half of it, the first one is all of the warm-up.
-const LONG_LINE: Duration = Duration::from_secs(2);
+/// A line whose transfers take long ends after so many nanoseconds, with fewer of them than were asked
+/// for; if one takes half of it, the first one is all of the warm-up.
+const LONG_LINE: u64 = 2_000_000_000;
 /// Transfers that a line has at least.
 const LEAST: usize = 3;
-/// The first transfer of more bytes is not verified by itself, but with those after it.
+/// Of more bytes only the last transfer is verified, the first one not by itself.
 const LARGE: u64 = 512 << 20;
 /// Timings of what is measured beside the transfers: packing, and the kernel of staging.
 const BESIDE_TIMES: usize = 9;
@@ -155,10 +154,10 @@ impl<'a> Bench<'a> {
             self.options.offload.host_layout.unwrap_or_else(|| case.usual_host_layout());
         let layout = case.layout(host_layout, seed);
         let label = case.label();
-        let form =
-            self.options.form.of(&layout).map_err(|why| {
-                format!("{label} has no {} form: {why}", self.options.form.name())
-            })?;
+        let asked = self.options.form.unwrap_or_else(|| case.usual_form());
+        let form = asked
+            .of(&layout)
+            .map_err(|why| format!("{label} has no {} form: {why}", asked.name()))?;
         let mut lanes = Vec::new();
         for &direction in ways.0 {
             let kept = kept.of(direction).take();
@@ -170,28 +169,49 @@ impl<'a> Bench<'a> {
 
         let fresh = lanes.iter().any(|lane| lane.fresh);
         let contiguous: Vec<_> = lanes.iter().map(Lane::contiguous).collect();
-        let first = self.transfer(&lanes, &contiguous, OffloadMode::Direct)?.sample;
-        let ceiling = self.transfers(&lanes, &contiguous, OffloadMode::Direct, CEILING_TIMES)?;
-        let ceiling_p50 = percentile(&wholes(&ceiling.samples), 50);
+        let ceiling = || self.transfer(&lanes, &contiguous, OffloadMode::Direct);
+        let first = ceiling()?.sample;
         let pack_ns = if form == Form::Ranges { self.packing(&lanes)? } else { None };
         let gather_ns = self.gather(&lanes)?;
 
         let requests =
             lanes.iter().map(|lane| lane.request(form)).collect::<Result<Vec<_>, _>>()?;
         let mut guards = Guards { seed: seed.wrapping_add(100), lanes: &lanes, label: &label };
-        let mut rows = Vec::new();
+        let mut lines = Vec::new();
         for mode in self.options.offload.modes() {
             guards.fill()?;
             let cold = self.transfer(&lanes, &requests, mode)?.sample;
             if !case.is_of_a_sweep() && bytes <= LARGE {
                 guards.verify()?;
-                guards.fill()?;
             }
-            if cold.whole_ns < LONG_LINE.as_nanos() as u64 / 2 {
-                self.transfers(&lanes, &requests, mode, WARM_UP)?;
+            let samples = Vec::with_capacity(self.iterations);
+            lines.push(Line { mode, cold, samples, last: Outcome::default() });
+        }
+        for _ in 0..WARM_UP {
+            for line in lines.iter().filter(|line| line.cold.whole_ns < LONG_LINE / 2) {
+                self.transfer(&lanes, &requests, line.mode)?;
             }
-            let Timed { samples, last } =
-                self.transfers(&lanes, &requests, mode, self.iterations)?;
+            ceiling()?;
+        }
+        // In turns, so that whatever drifts, drifts for all.
+        let mut ceilings = Vec::with_capacity(self.iterations);
+        let counted = self.options.offload.samples.is_some();
+        for round in 0..self.iterations {
+            ceilings.push(ceiling()?.sample.whole_ns);
+            for turn in 0..lines.len() {
+                let turn = (round + turn) % lines.len();
+                let line = &mut lines[turn];
+                if counted || !line.is_long_enough() {
+                    line.last = self.transfer(&lanes, &requests, line.mode)?;
+                    line.samples.push(line.last.sample);
+                }
+            }
+        }
+        let ceiling_p50 = percentile(&ceilings, 50);
+        let mut rows = Vec::new();
+        for Line { mode, cold, samples, last } in lines {
+            guards.fill()?;
+            self.transfer(&lanes, &requests, mode)?;
             guards.verify()?;
             let chosen = mode == OffloadMode::Auto && !last.choices.is_empty();
             let mut row = Row {
@@ -248,27 +268,6 @@ impl<'a> Bench<'a> {
         transfer(&self.engine, &parts, mode)
     }
 
-    fn transfers(
-        &self,
-        lanes: &[Lane],
-        requests: &[Request<'_>],
-        mode: OffloadMode,
-        times: usize,
-    ) -> Result<Timed, Failure> {
-        let parts: Vec<_> = lanes.iter().zip(requests).map(|(lane, it)| lane.part(it)).collect();
-        let mut timed = Timed { samples: Vec::with_capacity(times), last: Outcome::default() };
-        let start = Instant::now();
-        let counted = self.options.offload.samples.is_some();
-        for done in 0..times {
-            if !counted && done >= LEAST && start.elapsed() > LONG_LINE {
-                break;
-            }
-            timed.last = transfer(&self.engine, &parts, mode)?;
-            timed.samples.push(timed.last.sample);
-        }
-        Ok(timed)
-    }
-
     /// Nanoseconds of checking and packing the lists without submitting them.
     fn packing(&self, lanes: &[Lane]) -> Result<Option<u64>, Failure> {
         let mut total = 0;
@@ -317,9 +316,21 @@ impl<'a> Bench<'a> {
     }
 }
 
-struct Timed {
+/// What one mode did.
+struct Line {
+    mode: OffloadMode,
+    /// The first transfer.
+    cold: Sample,
+    /// The timed ones.
     samples: Vec<Sample>,
     last: Outcome,
+}
+
+impl Line {
+    fn is_long_enough(&self) -> bool {
+        let took: u64 = self.samples.iter().map(|sample| sample.whole_ns).sum();
+        self.samples.len() >= LEAST && took > LONG_LINE
+    }
 }
 
 /// Guard bytes of all destinations; every check has its own, so that none can pass on the bytes of
@@ -339,10 +350,6 @@ impl Guards<'_> {
     fn verify(&self) -> Result<(), Failure> {
         self.lanes.iter().try_for_each(|lane| lane.verify(self.label, self.seed))
     }
-}
-
-fn wholes(samples: &[Sample]) -> Vec<u64> {
-    samples.iter().map(|sample| sample.whole_ns).collect()
 }
 
 fn median(times: &[Duration]) -> u64 {

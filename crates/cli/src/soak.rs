@@ -20,6 +20,7 @@ use crate::case::{Direction, Work};
 use crate::chaos::{Chaos, Door};
 use crate::forms::{Ends, Form, Request};
 use crate::layout::Layout;
+use crate::store_soak;
 use crate::transfer::{PATIENCE, op, private_memory};
 use crate::worker::{Answer, Command, Side};
 
@@ -36,6 +37,10 @@ use crate::worker::{Answer, Command, Side};
 /// random. Its batches may fail, with a reason, and their destinations are then not verified; all
 /// other bytes are, and every batch has to end, once. In the rounds between, the proxy is calm and
 /// nothing may fail.
+///
+/// With --store, one process pages random pages of random shapes out to host memory, clears them and
+/// pages them in again, from several threads, without a wait between; every page is verified after each
+/// round, and every few seconds another store takes the place of the last.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     /// How long; a part of a minute will do
@@ -51,6 +56,9 @@ pub(crate) struct Options {
     /// is the seed of what it does. Peers wait 3 s for each other, and payload has checksums
     #[arg(long, value_name = "SEED")]
     chaos: Option<u64>,
+    /// Soak a page store of --device
+    #[arg(long, conflicts_with_all = ["transport", "lanes", "chaos", "peer_device"])]
+    store: bool,
     /// Where the one process keeps its memory: host, cuda:N or rocm:N
     #[arg(long, default_value = "host")]
     device: DeviceName,
@@ -60,7 +68,7 @@ pub(crate) struct Options {
     /// Threads that submit at once
     #[arg(long, default_value = "4")]
     threads: NonZeroUsize,
-    /// Bytes of a round, at most
+    /// Bytes of a round, or of the device's pages, at most
     #[arg(long, value_name = "MIB", default_value = "64", value_parser = clap::value_parser!(u64).range(1..=4096))]
     most_mib: u64,
     /// Seed of everything random [default: another each time; it is printed]
@@ -100,6 +108,11 @@ const MOST_GROWTH: Health =
 
 impl Health {
     pub(crate) fn of(target: &Target) -> Result<Self, Failure> {
+        Self::here(target.open_count() as u64)
+    }
+
+    /// Of this process, which has so many allocations of others mapped.
+    pub(crate) fn here(mappings: u64) -> Result<Self, Failure> {
         let (mut descriptors, mut sockets) = (0, 0);
         for descriptor in std::fs::read_dir("/proc/self/fd")? {
             descriptors += 1;
@@ -108,7 +121,7 @@ impl Health {
             sockets += u64::from(opened.to_string_lossy().starts_with("socket:"));
         }
         Ok(Self {
-            mappings: target.open_count() as u64,
+            mappings,
             maps: std::fs::read_to_string("/proc/self/maps")?.lines().count() as u64,
             descriptors,
             sockets,
@@ -117,7 +130,7 @@ impl Health {
     }
 
     /// What grew beyond its bound since `start`.
-    fn leaks(&self, start: &Self) -> Vec<String> {
+    pub(crate) fn leaks(&self, start: &Self) -> Vec<String> {
         [
             ("mappings", start.mappings, self.mappings, MOST_GROWTH.mappings),
             ("lines of /proc/self/maps", start.maps, self.maps, MOST_GROWTH.maps),
@@ -147,10 +160,20 @@ impl fmt::Display for Health {
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let seed = options.seed.unwrap_or_else(rand::random);
+    let time = Duration::from_secs_f64(options.minutes * 60.0);
+    if options.store {
+        return store_soak::run(&store_soak::Plan {
+            device: options.device,
+            threads: options.threads.get(),
+            time,
+            most_bytes: options.most_mib << 20,
+            seed,
+        });
+    }
     let mut soak = Soak::start(options, seed)?;
     let [first, second] = [0, 1].map(|worker: usize| &soak.workers[worker].ready.device);
     eprintln!("soak of {first} and {second} over {}, seed {seed}", options.transport.name());
-    let outcome = soak.run(Duration::from_secs_f64(options.minutes * 60.0), seed);
+    let outcome = soak.run(time, seed);
     println!("{soak}");
     let [start, end] = outcome?;
     println!("first process: {} -> {}; second: {} -> {}", start[0], end[0], start[1], end[1]);

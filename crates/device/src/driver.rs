@@ -33,7 +33,7 @@ pub(crate) trait Driver: Debug + Send + Sync + Sized + 'static {
     /// An ordered sequence of work.
     type Stream: Copy + Debug + Send;
     /// A marker in a stream.
-    type Event: Copy + Debug + Send;
+    type Event: Copy + Debug + Send + 'static;
 
     fn info(&self) -> &DeviceInfo;
     /// Whether this device can read and write the memory of another one of this process.

@@ -5,8 +5,8 @@
 //! is what a consumer's stream waits for and what tells a lost device from a slow one. A *slot
 //! event* behind each launch frees its ring slot early, when a submission needs more than there are.
 //!
-//! A submission with a producer gets a stream of its own for as long as it waits, so that it holds
-//! up nobody else.
+//! A submission with a producer, or behind others that run, gets a stream of its own for as long as
+//! it waits, so that it holds up nobody else.
 
 mod launch;
 mod stages;
@@ -23,7 +23,7 @@ use crate::error::{Error, Left, Result, SubmitError};
 use crate::gpu::GpuDevice;
 use crate::kernel::{COMPACT_DESCRIPTORS, Entry, INLINE_DESCRIPTORS, grid};
 use crate::queue::{
-    Completions, Consumer, CopyDescriptor, Producer, Queue, QueueOptions, Ticket, Work,
+    Completions, Consumer, CopyDescriptor, Fence, Producer, Queue, QueueOptions, Ticket, Work,
 };
 
 /// Submissions in flight are bounded by their completion words; beyond it, submit waits.
@@ -45,13 +45,22 @@ struct InFlight<D: Driver> {
     gate: Option<Gate<D>>,
 }
 
-/// What a submission with a producer holds for itself.
+/// The end event of a submission, lent so many times, and so not used for anything else.
+#[derive(Debug)]
+struct Lent<D: Driver> {
+    ticket: Ticket,
+    times: usize,
+    /// The event, once the submission is done.
+    ended: Option<D::Event>,
+}
+
+/// What a submission that waits holds for itself.
 #[derive(Debug)]
 struct Gate<D: Driver> {
     stream: D::Stream,
     /// For every other step of staged work.
     second: Option<D::Stream>,
-    /// Fires when the producer is done.
+    /// Fires when what it waits for is done.
     event: D::Event,
     slots: Vec<SlotInUse<D>>,
     /// Since when it has been seen running.
@@ -96,7 +105,7 @@ pub(crate) struct GpuQueue<D: Driver> {
     grids: [u32; Entry::ALL.len()],
     streams: Vec<D::Stream>,
     next_stream: usize,
-    /// For submissions with a producer; made when needed, kept for the next.
+    /// For submissions that wait; made when needed, kept for the next.
     idle_gate_streams: Vec<D::Stream>,
     ring: Pinned,
     free_slots: Vec<usize>,
@@ -111,10 +120,12 @@ pub(crate) struct GpuQueue<D: Driver> {
     few_list: Vec<CopyDescriptor>,
     compact_list: Vec<CompactDescriptor>,
     idle_events: Vec<D::Event>,
-    /// Without a producer, in submission order; reaped from the front.
+    /// Without a gate, in submission order; reaped from the front.
     in_flight: VecDeque<InFlight<D>>,
-    /// With a producer, in any order.
+    /// With a gate, in any order.
     gated: Vec<InFlight<D>>,
+    /// End events that somebody borrowed.
+    lent: Vec<Lent<D>>,
     lost: Option<Error>,
     /// The front of `in_flight` and since when it has been waited for.
     waiting: Option<(Ticket, Instant)>,
@@ -156,6 +167,7 @@ impl<D: Driver> GpuQueue<D> {
             idle_events: Vec::with_capacity(events),
             in_flight: VecDeque::with_capacity(MAX_IN_FLIGHT),
             gated: Vec::new(),
+            lent: Vec::new(),
             lost: None,
             waiting: None,
             device: Arc::clone(&device),
@@ -273,8 +285,21 @@ impl<D: Driver> GpuQueue<D> {
         Ok(event)
     }
 
-    /// Makes a stream wait for the producer and for submissions, and nothing else wait with it.
-    fn open_gate(&mut self, producer: Producer, behind: &[Ticket]) -> Result<Gate<D>> {
+    /// A submission that is not known to be done.
+    fn find(&self, ticket: Ticket) -> Option<&InFlight<D>> {
+        self.in_flight.iter().chain(&self.gated).find(|submission| submission.ticket == ticket)
+    }
+
+    /// Gives an event back to the pool, or to whoever borrowed it.
+    fn end_event(&mut self, ticket: Ticket, event: D::Event) {
+        match self.lent.iter_mut().find(|lent| lent.ticket == ticket) {
+            Some(lent) => lent.ended = Some(event),
+            None => self.idle_events.push(event),
+        }
+    }
+
+    /// Makes a stream wait for the producer and for other submissions, and nothing else wait with it.
+    fn open_gate(&mut self, producer: Option<Producer>, work: &Work<'_>) -> Result<Gate<D>> {
         let stream = match self.idle_gate_streams.pop() {
             Some(stream) => stream,
             None => self.device.driver.create_stream(self.options.high_priority)?,
@@ -287,10 +312,14 @@ impl<D: Driver> GpuQueue<D> {
             }
         };
         let driver = &self.device.driver;
-        let waits = driver
-            .wait_producer(stream, producer.0, event)
-            .and_then(|()| self.wait_behind(stream, behind))
-            // Behind the wait, and so in our own stream: the producer's handle may go.
+        let waits = producer
+            .map_or(Ok(()), |producer| driver.wait_producer(stream, producer.0, event))
+            .and_then(|()| {
+                let staged = work.staged.as_ref().map_or(&[][..], |staged| staged.behind);
+                self.wait_behind(stream, staged)
+            })
+            .and_then(|()| work.behind.iter().try_for_each(|fence| self.wait_fence(stream, fence)))
+            // Behind the waits, and so in our own stream: the producer's handle may go.
             .and_then(|()| driver.record(event, stream));
         if let Err(error) = waits {
             self.idle_events.push(event);
@@ -363,7 +392,7 @@ impl<D: Driver> GpuQueue<D> {
                 break;
             }
             let done = self.in_flight.pop_front().expect("the front was just looked at");
-            self.idle_events.push(done.end);
+            self.end_event(done.ticket, done.end);
             for _ in 0..done.slots {
                 self.free_oldest_slot();
             }
@@ -376,7 +405,7 @@ impl<D: Driver> GpuQueue<D> {
                 continue;
             }
             let done = self.gated.swap_remove(index);
-            self.idle_events.push(done.end);
+            self.end_event(done.ticket, done.end);
             self.free_words.push(done.ticket);
             if let Some(gate) = done.gate {
                 self.close_gate(gate);
@@ -560,9 +589,8 @@ impl<D: Driver> Queue for GpuQueue<D> {
         }
         let word = self.free_words.pop().expect("the wait ends only with a free word");
         let ticket = Ticket { value: word.value.wrapping_add(1), ..word };
-        if let Some(producer) = work.after {
-            let behind = work.staged.as_ref().map_or(&[][..], |staged| staged.behind);
-            match self.open_gate(producer, behind) {
+        if work.after.is_some() || !work.behind.is_empty() {
+            match self.open_gate(work.after, work) {
                 Ok(gate) => open.gate = Some(gate),
                 Err(error) => return Err(self.fail(open, ticket, error)),
             }
@@ -578,11 +606,34 @@ impl<D: Driver> Queue for GpuQueue<D> {
     fn signal(&mut self, ticket: Ticket, consumer: Consumer) -> Result<()> {
         let device = Arc::clone(&self.device);
         let _scope = device.driver.enter()?;
-        let submissions = self.in_flight.iter().chain(&self.gated);
-        match submissions.into_iter().find(|submission| submission.ticket == ticket) {
+        match self.find(ticket) {
             // What is not in flight is done.
             None => Ok(()),
             Some(submission) => device.driver.signal_consumer(consumer, submission.end),
+        }
+    }
+
+    fn lend(&mut self, ticket: Ticket) -> Option<Fence> {
+        if self.words.done(ticket) {
+            return None;
+        }
+        let event = self.find(ticket)?.end;
+        match self.lent.iter_mut().find(|lent| lent.ticket == ticket) {
+            Some(lent) => lent.times += 1,
+            None => self.lent.push(Lent { ticket, times: 1, ended: None }),
+        }
+        let device = self.device.driver.info().uuid;
+        Some(Fence { device, ticket, event: Box::new(event) })
+    }
+
+    fn take_back(&mut self, fence: Fence) {
+        let Some(at) = self.lent.iter().position(|lent| lent.ticket == fence.ticket) else {
+            return;
+        };
+        self.lent[at].times -= 1;
+        if self.lent[at].times == 0 {
+            let lent = self.lent.swap_remove(at);
+            self.idle_events.extend(lent.ended);
         }
     }
 

@@ -20,6 +20,7 @@ mod host;
 mod host_bytes;
 mod kernel;
 pub mod load;
+mod numa;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 mod page_lock;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
@@ -47,8 +48,9 @@ pub use device::{
 pub use error::{Error, Left, Result, SubmitError};
 pub use host::{host, host_uuid};
 pub use host_bytes::HostBytes;
+pub use numa::bind_near;
 pub use pinned::PinnedMemory;
 pub use queue::{
-    CompactCopy, CompactEnd, Completions, Consumer, CopyDescriptor, CopySource, Producer, Queue,
-    QueueOptions, Rows, SliceSource, Stage, StageSource, Staged, Ticket, Work,
+    CompactCopy, CompactEnd, Completions, Consumer, CopyDescriptor, CopySource, Fence, Producer,
+    Queue, QueueOptions, Rows, SliceSource, Stage, StageSource, Staged, Ticket, Work,
 };

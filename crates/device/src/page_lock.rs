@@ -65,11 +65,12 @@ impl<L: PageLocker> PageLock<L> {
     }
 
     fn end(self) -> Result<()> {
-        let mut at = self.base;
+        let mut at = self.base + self.pieces.iter().sum::<u64>();
         let mut ended = Ok(());
-        for piece in self.pieces {
+        // What was locked last is unlocked first.
+        for piece in self.pieces.into_iter().rev() {
+            at -= piece;
             ended = ended.and(self.locker.unlock(at));
-            at += piece;
         }
         ended
     }
@@ -218,6 +219,9 @@ mod tests {
         taken: bool,
         /// No address is given for the last byte.
         cut: Option<u64>,
+        /// Memory from there on is refused.
+        full: Option<u64>,
+        unlocked: Mutex<Vec<u64>>,
     }
 
     const SHIFT: u64 = 1 << 30;
@@ -230,6 +234,10 @@ mod tests {
 
     impl PageLocker for Books {
         fn lock(&self, host: u64, len: u64) -> Result<bool> {
+            if self.full.is_some_and(|full| host >= full) {
+                let (device, kind) = (self.to_string(), "pinned host");
+                return Err(Error::OutOfMemory { device, kind, bytes: len });
+            }
             if !self.taken {
                 self.locked.lock().unwrap().push((host, len));
             }
@@ -238,6 +246,7 @@ mod tests {
 
         fn unlock(&self, host: u64) -> Result<()> {
             self.locked.lock().unwrap().retain(|&(base, _)| base != host);
+            self.unlocked.lock().unwrap().push(host);
             Ok(())
         }
 
@@ -292,6 +301,22 @@ mod tests {
         assert!(locks.lock(&cut, page(1), len).is_err());
         assert_eq!(*cut.locked.lock().unwrap(), []);
         assert!(locks.unlock(&cut, page(1), len).is_err(), "nothing stays in the table");
+    }
+
+    #[test]
+    fn b48_a_piece_that_is_refused_takes_those_before_it_back_the_last_first() {
+        let len = 5 * PIECE;
+        for refused in 0..5 {
+            let full = Some(page(1) + refused * PIECE);
+            let (locks, books) = (PageLocks::new(), Arc::new(Books { full, ..Books::default() }));
+            let said = locks.lock(&books, page(1), len);
+            let what =
+                Error::OutOfMemory { device: "books:0".into(), kind: "pinned host", bytes: PIECE };
+            assert_eq!(said, Err(what));
+            assert_eq!(*books.locked.lock().unwrap(), []);
+            let back: Vec<_> = (0..refused).rev().map(|piece| page(1) + piece * PIECE).collect();
+            assert_eq!(*books.unlocked.lock().unwrap(), back);
+        }
     }
 
     #[test]

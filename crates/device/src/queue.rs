@@ -1,10 +1,12 @@
 //! Submission of copies to a device, and their completion.
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::fmt::Debug;
 use std::sync::Arc;
 
 pub use crate::compact::{CompactCopy, CompactEnd, Rows};
+use crate::device::DeviceUuid;
 use crate::error::{Result, SubmitError};
 
 /// One copy, as `kernels/copy.cu` reads it: 24 bytes, three little-endian u64.
@@ -34,6 +36,15 @@ pub struct Ticket {
 impl Ticket {
     /// Of a submission that nobody knows the end of: it is never done.
     pub const NEVER: Self = Self { word: u32::MAX, value: 0 };
+}
+
+/// The end of a submission, lent by its queue ([`Queue::lend`]) for other submissions to be behind.
+#[derive(Debug)]
+pub struct Fence {
+    pub(crate) device: DeviceUuid,
+    pub(crate) ticket: Ticket,
+    /// The driver's event.
+    pub(crate) event: Box<dyn Any + Send>,
 }
 
 /// Where a device says which submissions have ended. Outlives its queue, and is read without a
@@ -119,6 +130,9 @@ pub struct Work<'a> {
     pub kernel: bool,
     /// What has to be done before the first byte is read or written.
     pub after: Option<Producer>,
+    /// Submissions of queues of the same device that have to be done before that, too. The device
+    /// waits for them, the host does not.
+    pub behind: &'a [Fence],
     /// Most blocks of one launch; more than the queue's own bound is no more than that.
     pub max_grid_blocks: u32,
 }
@@ -135,6 +149,7 @@ impl<'a> Work<'a> {
             staged: None,
             kernel: true,
             after: None,
+            behind: &[],
             max_grid_blocks: u32::MAX,
         }
     }
@@ -150,6 +165,7 @@ impl Debug for Work<'_> {
             .field("staged", &self.staged.is_some())
             .field("kernel", &self.kernel)
             .field("after", &self.after)
+            .field("behind", &self.behind.len())
             .finish_non_exhaustive()
     }
 }
@@ -242,12 +258,13 @@ impl Default for QueueOptions {
 ///
 /// Each submission gets a [`Ticket`]; once [`Completions::done`] says so, every byte of the
 /// submission has landed. Submissions may overlap on the device and end in any order, so two that
-/// touch the same bytes have no order between them; one that waits for its producer holds up no
-/// other.
+/// touch the same bytes have no order between them, unless the later one asks for it
+/// ([`Work::behind`]); one that waits holds up no other.
 pub trait Queue: Debug + Send {
     /// Enqueues the work and returns without waiting for the copies. It waits only for a free ring
     /// slot, which depends on the device alone; with a producer that holds up more slots than half
-    /// of the ring, on that producer, too.
+    /// of the ring, on that producer, too. Submissions that are [behind](Work::behind) others count as
+    /// such.
     ///
     /// On `Err` earlier copies of the same submission may be running:
     /// [`SubmitError::left`](crate::SubmitError) says until when.
@@ -266,6 +283,13 @@ pub trait Queue: Debug + Send {
     /// Makes later work of a stream of the caller's wait for the submission. The host does not
     /// wait.
     fn signal(&mut self, ticket: Ticket, consumer: Consumer) -> Result<()>;
+
+    /// The end of a submission, to be behind in this queue or another one of the device; none if it
+    /// is done. It has to be given back once what is behind it is submitted.
+    fn lend(&mut self, ticket: Ticket) -> Option<Fence>;
+
+    /// Takes back what this queue lent.
+    fn take_back(&mut self, fence: Fence);
 
     /// Asks the driver whether the device still works; call it from time to time while waiting.
     ///

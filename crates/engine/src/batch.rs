@@ -12,7 +12,7 @@ use crate::mapping::OpenMapping;
 use crate::registry::{HostLock, Pin};
 use crate::target::Target;
 use crate::transport::tcp::Transfer;
-use crate::transport::{Choice, Lane};
+use crate::transport::{Choice, Lane, Paced};
 
 /// Names a batch of one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -123,6 +123,8 @@ pub(crate) struct Pending {
 pub(crate) struct AllPending {
     /// Of the device's queue.
     pub(crate) submissions: Arc<[Pending]>,
+    /// Submitted step by step.
+    pub(crate) paced: Arc<[Arc<Paced>]>,
     /// Over TCP.
     pub(crate) transfer: Option<Arc<Transfer>>,
 }
@@ -259,7 +261,12 @@ impl Batches {
             End::Quiet => {
                 let lost = || running.holds.targets.iter().find_map(Target::lost);
                 let transfer = running.pending.transfer.as_ref();
-                running.failure.or_else(lost).or_else(|| transfer.and_then(|it| it.failure()))
+                let paced = || running.pending.paced.iter().find_map(|paced| paced.failure());
+                running
+                    .failure
+                    .or_else(lost)
+                    .or_else(paced)
+                    .or_else(|| transfer.and_then(|it| it.failure()))
             }
         };
         if running.pending.transfer.as_ref().is_some_and(|transfer| transfer.fell_back()) {

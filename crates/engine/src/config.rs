@@ -284,13 +284,13 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "MC_KVFERRY_OFFLOAD_BOUNCE_MB",
-        default: "32",
+        default: "256",
         accepts: "1 to 4096 MiB",
         about: "device memory that staged host offload of one device passes through, half for each direction",
     },
     Knob {
         name: "MC_KVFERRY_OFFLOAD_CHUNK_BYTES",
-        default: "4M",
+        default: "64M",
         accepts: "64K to 1G bytes (suffixes K, M, G)",
         about: "bytes of a staged or paced copy that are one step",
     },

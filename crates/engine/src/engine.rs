@@ -18,9 +18,9 @@ use crate::registry::Registry;
 use crate::request::{Copies, Part, SubmitOptions};
 use crate::segment::{AllocationKey, Exports, Identity, NoExports, Segment};
 use crate::target::Target;
-use crate::transport::Choice;
 use crate::transport::peer::{Peer, Submitted};
 use crate::transport::tcp::{Listener, Tcp};
+use crate::transport::{Behind, Choice};
 
 /// Moves bytes between registered memory here and at a peer.
 ///
@@ -272,22 +272,27 @@ impl Engine {
     /// As [`Engine::submit`], for several targets at once and in order with the caller's own work.
     /// The parts are copied side by side, so that every link carries at any moment.
     ///
-    /// With a producer in the options the copies wait for it on the device. The call returns
-    /// without waiting, except that a range list of more than about 130,000 pieces, which is more
-    /// than half of the descriptor ring holds, waits for the producer here, and other submissions to
-    /// the same device wait with it.
+    /// With a producer in the options, or batches to be behind, the copies wait on the device. The
+    /// call returns without waiting, except that a range list of more than about 130,000 pieces,
+    /// which is more than half of the descriptor ring holds, waits for that here, and other
+    /// submissions to the same device wait with it.
     ///
     /// # Errors
-    /// As [`Engine::submit`].
-    pub fn submit_parts(&self, parts: &[Part<'_>], options: &SubmitOptions) -> Result<BatchId> {
+    /// As [`Engine::submit`], [`Error::UnknownBatch`], and `NotOrderable` behind a batch of another
+    /// device or of TCP.
+    pub fn submit_parts(&self, parts: &[Part<'_>], options: &SubmitOptions<'_>) -> Result<BatchId> {
         if let Some(lost) = parts.iter().find_map(|part| part.target.lost()) {
             return Err(lost);
         }
+        let behind = self.behind(options.behind)?;
         let over_tcp =
             |part: &&Part<'_>| part.target.session().is_some() && !part.copies.are_empty();
         let far: Vec<_> = parts.iter().filter(over_tcp).collect();
         let planned = match far.is_empty() {
             true => None,
+            false if !(behind.pending.is_empty() && behind.paced.is_empty()) => {
+                return Err(not_orderable("batch"));
+            }
             false => {
                 let tcp = self.tcp()?;
                 let planned = tcp.plan(&self.peer, &self.registry, &far)?;
@@ -297,7 +302,7 @@ impl Engine {
         let near: Vec<_> =
             parts.iter().filter(|part| part.target.session().is_none()).copied().collect();
         let parts_here = if planned.is_none() { parts } else { &near };
-        let submitted = self.peer.submit(&self.registry, parts_here, options)?;
+        let submitted = self.peer.submit(&self.registry, parts_here, options, &behind)?;
         let Some((submitted, transfer)) = (match planned {
             None => submitted.map(|submitted| (submitted, None)),
             Some((tcp, (planned, summary))) => {
@@ -310,7 +315,7 @@ impl Engine {
                 let started = tcp.start(&self.peer, planned, options.after);
                 match started {
                     Ok(transfer) => Some((all, Some(transfer))),
-                    Err(error) if all.pending.is_empty() => return Err(error),
+                    Err(error) if all.is_nothing() => return Err(error),
                     Err(error) => {
                         all.failure.get_or_insert(error);
                         Some((all, None))
@@ -323,8 +328,8 @@ impl Engine {
         if let Some(error) = &submitted.failure {
             tracing::warn!(%error, "a batch failed while it was submitted");
         }
-        let Submitted { pending, failure, bytes, path, choice, holds } = submitted;
-        let pending = AllPending { submissions: pending.into(), transfer };
+        let Submitted { pending, paced, failure, bytes, path, choice, holds } = submitted;
+        let pending = AllPending { submissions: pending.into(), paced: paced.into(), transfer };
         let id = self.batches.insert_running(pending, failure, bytes, (path, choice), holds);
         if let Some(notifier) = self.notifier.get() {
             notifier.wake();
@@ -338,18 +343,42 @@ impl Engine {
     /// see: ask [`Engine::poll`].
     ///
     /// # Errors
-    /// [`Error::UnknownBatch`], and the device's if the stream cannot wait.
+    /// [`Error::UnknownBatch`], the device's if the stream cannot wait, and
+    /// [`Error::NotAllSubmitted`] for a batch that is submitted step by step
+    /// (`MC_KVFERRY_MAX_RATE`, [`Choice::in_steps`]) as long as some of it is not.
     pub fn signal(&self, id: BatchId, consumer: Consumer) -> Result<()> {
         let (_, pending) = self.batches.look(id)?;
         let Some(pending) = pending else { return Ok(()) };
         if pending.transfer.is_some_and(|transfer| !transfer.ended()) {
-            return Err(Error::Device(kvferry_device::Error::NotOrderable {
-                device: "TCP".into(),
-                what: "stream",
-                reason: "no device knows when a transfer over TCP ends; wait for the batch".into(),
-            }));
+            return Err(not_orderable("stream"));
         }
-        self.peer.signal(&pending.submissions, consumer)
+        let mut steps = Vec::new();
+        for paced in pending.paced.iter() {
+            steps.extend(paced.submissions().ok_or(Error::NotAllSubmitted(id))?);
+        }
+        self.peer.signal(&pending.submissions, consumer)?;
+        self.peer.signal(&steps, consumer)
+    }
+
+    /// What batches wait for that have not ended.
+    fn behind(&self, batches: &[BatchId]) -> Result<Behind> {
+        let mut all = Behind::default();
+        for &id in batches {
+            let (_, over_tcp) = self.batches.ask(id, |pending| {
+                all.pending.extend_from_slice(&pending.submissions);
+                for paced in pending.paced.iter() {
+                    match paced.submissions() {
+                        Some(steps) => all.pending.extend(steps),
+                        None => all.paced.push(Arc::clone(paced)),
+                    }
+                }
+                pending.transfer.as_ref().is_some_and(|transfer| !transfer.ended())
+            })?;
+            if over_tcp == Some(true) {
+                return Err(not_orderable("batch"));
+            }
+        }
+        Ok(all)
     }
 
     /// The batch's status now. Does not block, and asks no driver; asking again after the end gives
@@ -380,6 +409,11 @@ impl Engine {
 
     fn has_ended(&self, pending: &AllPending) -> Result<bool, kvferry_device::Error> {
         let transfer = pending.transfer.as_ref();
+        for paced in pending.paced.iter() {
+            if !paced.ended()? {
+                return Ok(false);
+            }
+        }
         Ok(self.peer.ended(&pending.submissions)? && transfer.is_none_or(|it| it.ended()))
     }
 
@@ -487,6 +521,8 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        // What was not submitted yet is not.
+        self.peer.stop();
         // Copies keep running into registered memory until they are done: wait for them. A device
         // that hangs ends its batches itself after the stall timeout.
         let start = Instant::now();
@@ -497,6 +533,14 @@ impl Drop for Engine {
             notifier.wake();
         }
     }
+}
+
+fn not_orderable(what: &'static str) -> Error {
+    Error::Device(kvferry_device::Error::NotOrderable {
+        device: "TCP".into(),
+        what,
+        reason: "no device knows when a transfer over TCP ends; wait for the batch".into(),
+    })
 }
 
 /// Between two polls. No vendor's event has a wait with a deadline, so waiting is polling; it

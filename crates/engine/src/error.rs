@@ -519,6 +519,14 @@ pub enum Error {
         /// Most that may be.
         budget: u64,
     },
+    /// A stream cannot wait yet for a batch that is submitted step by step.
+    #[error(
+        "batch {0} is submitted step by step, and not all of it is: no stream can wait for the rest; wait for the batch on the host, or submit it with OffloadMode::Direct and no MC_KVFERRY_MAX_RATE"
+    )]
+    NotAllSubmitted(BatchId),
+    /// The engine was dropped before all of a batch was submitted.
+    #[error("the engine was dropped before all of the batch was submitted")]
+    Stopped,
     /// The key of the lanes cannot be used.
     #[error("MC_KVFERRY_AUTH_KEY_FILE={path}: {reason}")]
     AuthKey {

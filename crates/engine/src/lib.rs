@@ -20,6 +20,7 @@ mod proof;
 mod registry;
 mod request;
 mod segment;
+mod store;
 mod target;
 mod transport;
 
@@ -37,6 +38,9 @@ pub use proof::{Loan, Mismatch, Probe};
 pub use request::{Copies, OffloadMode, Part, SubmitOptions, UnknownMode};
 pub use segment::{
     AllocationKey, Exports, ExportsError, Identity, Segment, SegmentAllocation, SegmentRegion,
+};
+pub use store::{
+    PageBatch, PageKey, PageShape, PageStore, StoreError, StoreOptions, StoreStatistics, WhenFull,
 };
 pub use target::Target;
 pub use transport::tcp::Listener;

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use kvferry_device::Producer;
 
+use crate::batch::BatchId;
 use crate::plan::{Form, Op, Paged, Range, Strided};
 use crate::target::Target;
 
@@ -74,11 +75,14 @@ pub struct Part<'a> {
 
 /// How a batch is run.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct SubmitOptions {
+pub struct SubmitOptions<'a> {
     /// Work of the caller's own that has to be done before the first byte is read or written: what
     /// makes the source of a write, or what still uses the destination of a read. Without it there
     /// is no order with the caller's streams.
     pub after: Option<Producer>,
+    /// Batches of this engine and of the device that copies which have to end before that, too. The
+    /// device waits for them, the host does not. How they end makes no difference.
+    pub behind: &'a [BatchId],
     /// Leaves every multiprocessor to the model: DMA alone, one 2-D copy where there are strides.
     pub without_kernel: bool,
     /// How bytes move between a GPU and host memory that it reaches; means nothing for others.

@@ -2,13 +2,14 @@
 //! alignment, on the simulated GPU and on host memory.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use kvferry_device::sim::{SimControl, SimOptions, sim};
+use kvferry_device::conformance::ApplicationStream;
+use kvferry_device::sim::{Fault, SimControl, SimOptions, sim};
 use kvferry_device::{Device, Vendor};
 use kvferry_engine::{
-    BatchId, Buffer, Config, Copies, Engine, Error, OffloadMode, Op, Paged, Pages, Part, Path,
-    Range, State, Strided, SubmitOptions, Target,
+    BatchId, Buffer, Config, Consumer, Copies, Engine, Error, OffloadMode, Op, Paged, Pages, Part,
+    Path, Producer, Range, State, Strided, SubmitOptions, Target,
 };
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
@@ -237,6 +238,13 @@ fn every_policy_moves_every_list() {
 }
 
 #[test]
+fn every_list_arrives_step_by_step() {
+    let knobs = [SMALL, &[("MC_KVFERRY_MAX_RATE", "200M")]].concat();
+    every_list_arrives(&simulated().0, &knobs, &OffloadMode::ALL);
+    every_list_arrives(&host(), &knobs, &[OffloadMode::Auto, OffloadMode::Staged]);
+}
+
+#[test]
 fn every_form_arrives_in_every_mode() {
     for device in [simulated().0, host()] {
         let bench = Bench::new(&device, SMALL, LEN);
@@ -296,6 +304,280 @@ fn every_form_arrives_in_every_mode() {
         for offload in OffloadMode::ALL {
             let options = SubmitOptions { offload, ..SubmitOptions::default() };
             bench.check(WAYS[0], &[form], &pieces, &options);
+        }
+    }
+}
+
+/// Pieces of 4 KiB, scattered on the GPU and packed in host memory.
+fn scattered(bench: &Bench, way: Way, count: u64) -> (Vec<Range>, Pieces) {
+    let mut slots: Vec<u64> = (0..count).collect();
+    slots.shuffle(&mut SmallRng::seed_from_u64(count));
+    let pieces: Pieces =
+        slots.iter().zip(0..).map(|(slot, at)| (slot * 4352, at * 4096, 4096)).collect();
+    (pieces.iter().map(|&piece| way.range(bench, piece)).collect(), pieces)
+}
+
+fn asks(offload: OffloadMode) -> SubmitOptions<'static> {
+    SubmitOptions { offload, ..SubmitOptions::default() }
+}
+
+#[test]
+fn a_byte_rate_bounds_offload_and_copies_on_one_device() {
+    // 2 MiB at 8 MiB a second take a quarter of a second, but for the first step.
+    let knobs = [SMALL, &[("MC_KVFERRY_MAX_RATE", "8M")]].concat();
+    let bench = Bench::new(&simulated().0, &knobs, 5 << 20);
+    let at_least = Duration::from_millis(200);
+    for offload in OffloadMode::ALL {
+        let (ranges, pieces) = scattered(&bench, WAYS[0], 512);
+        let start = Instant::now();
+        bench.check(WAYS[0], &ranges, &pieces, &asks(offload));
+        assert!(start.elapsed() > at_least, "{offload}: {:?}", start.elapsed());
+    }
+    // From place to place on one device is the peer transport's.
+    let (local, remote) = (bench.gpu.addr(), bench.gpu.addr() + (2 << 20));
+    let start = Instant::now();
+    let range = Range { local, remote, len: 2 << 20 };
+    let id = bench.submit(Op::Write, &[range], &SubmitOptions::default()).expect("submits");
+    assert_eq!(bench.finish(id).0, State::Completed);
+    assert!(start.elapsed() > at_least, "{:?}", start.elapsed());
+}
+
+#[test]
+fn submitting_step_by_step_does_not_wait_and_no_stream_waits_for_what_is_not_submitted() {
+    let knobs = [SMALL, &[("MC_KVFERRY_MAX_RATE", "4M")]].concat();
+    let (device, control) = simulated();
+    let bench = Bench::new(&device, &knobs, 5 << 20);
+    let stream = control.stream();
+    // SAFETY: the stream lives longer than the calls.
+    let consumer = || unsafe { Consumer::stream(stream.handle()) };
+    let (ranges, _) = scattered(&bench, WAYS[0], 512);
+    let start = Instant::now();
+    let id = bench.submit(Op::Write, &ranges, &SubmitOptions::default()).expect("submits");
+    assert!(start.elapsed() < Duration::from_millis(250), "it takes half a second to run");
+    let refused = bench.engine.signal(id, consumer()).expect_err("not all submitted");
+    assert_eq!(refused, Error::NotAllSubmitted(id));
+    assert_eq!(bench.finish(id).0, State::Completed);
+    let id = bench.submit(Op::Write, &ranges[..1], &SubmitOptions::default()).expect("submits");
+    assert_eq!(bench.engine.wait(id, LONG).expect("known").state, State::Completed);
+    bench.engine.signal(id, consumer()).expect("a batch that has ended is not waited for");
+}
+
+#[test]
+fn an_engine_dropped_beside_batches_that_would_take_minutes_ends_them_at_once() {
+    let knobs = [SMALL, &[("MC_KVFERRY_MAX_RATE", "16K")]].concat();
+    let ((device, control), host) = (simulated(), host());
+    let devices = vec![Arc::clone(&device), Arc::clone(&host)];
+    let engine = Engine::new(config(&knobs), devices).expect("an engine");
+    // Freed after the engine is gone.
+    let (gpu, host) = (
+        Arc::clone(&device).allocate(1 << 20).expect("memory"),
+        Arc::clone(&host).allocate(1 << 20).expect("memory"),
+    );
+    for memory in [&gpu, &host] {
+        // SAFETY: it outlives the engine.
+        unsafe { engine.register(memory.addr(), memory.len()) }.expect("registers");
+    }
+    let target = engine.local().expect("itself");
+    for offload in OffloadMode::ALL {
+        let range = Range { local: gpu.addr(), remote: host.addr(), len: 1 << 20 };
+        let part = Part { target: &target, op: Op::Write, copies: Copies::Ranges(&[range]) };
+        engine.submit_parts(&[part], &asks(offload)).expect("submits");
+    }
+    let start = Instant::now();
+    drop((target, engine));
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    let calls = || control.calls("copy") + control.calls("launch_inline");
+    let before = calls();
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(calls(), before, "still submits");
+}
+
+fn fill(buffer: &Buffer, byte: u8) {
+    buffer.write(0, &vec![byte; buffer.len() as usize]).expect("inside");
+}
+
+/// Knobs under which batches go at once, and step by step.
+const PACES: [&[(&str, &str)]; 2] = [&[], &[("MC_KVFERRY_MAX_RATE", "1G")]];
+
+#[test]
+fn b21_a_store_behind_its_producer_never_reads_what_was_not_written_yet() {
+    for pace in PACES {
+        let (device, control) = simulated();
+        let bench = Bench::new(&device, &[SMALL, pace].concat(), 2 << 20);
+        let stream = control.stream();
+        for offload in OffloadMode::ALL {
+            for ordered in [true, false] {
+                fill(&bench.gpu, 1);
+                fill(&bench.host, 0);
+                stream.hold();
+                // SAFETY: until the batch has ended nobody else uses the buffer, and in the control
+                // nobody relies on what it reads.
+                unsafe { stream.fill(bench.gpu.addr(), 2, bench.gpu.len()) };
+                // SAFETY: the stream lives longer than the call.
+                let after = ordered.then(|| unsafe { Producer::stream(stream.handle()) });
+                let (ranges, pieces) = scattered(&bench, WAYS[0], 256);
+                let options = SubmitOptions { after, ..asks(offload) };
+                let id = bench.submit(Op::Write, &ranges, &options).expect("submits");
+                if ordered {
+                    std::thread::sleep(Duration::from_millis(20));
+                    let status = bench.engine.poll(id).expect("known");
+                    assert_eq!(status.state, State::Running, "{offload}");
+                    stream.open();
+                    assert_eq!(bench.finish(id).0, State::Completed);
+                } else {
+                    // The control shows that without the order old bytes are read.
+                    assert_eq!(bench.finish(id).0, State::Completed);
+                    stream.open();
+                }
+                let stored = bytes(&bench.host);
+                let expected = if ordered { 2 } else { 1 };
+                for &(_, host, len) in &pieces {
+                    let range = host as usize..(host + len) as usize;
+                    assert!(stored[range].iter().all(|&byte| byte == expected), "{offload}");
+                }
+                let passed = stream.record();
+                while !stream.has_fired(passed) {
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_load_waits_for_what_still_uses_its_destination_and_its_consumer_for_the_load() {
+    let (device, control) = simulated();
+    let bench = Bench::new(&device, SMALL, 2 << 20);
+    let (producer, consumer) = (control.stream(), control.stream());
+    for offload in OffloadMode::ALL {
+        fill(&bench.gpu, 1);
+        fill(&bench.host, 3);
+        producer.hold();
+        // Whoever writes the destination last wins: that is the load.
+        // SAFETY: the load below waits for it.
+        unsafe { producer.fill(bench.gpu.addr(), 2, bench.gpu.len()) };
+        // SAFETY: the streams live longer than the calls.
+        let after = Some(unsafe { Producer::stream(producer.handle()) });
+        let (ranges, pieces) = scattered(&bench, WAYS[1], 256);
+        let options = SubmitOptions { after, ..asks(offload) };
+        let id = bench.submit(Op::Read, &ranges, &options).expect("submits");
+        // SAFETY: as above.
+        let waits = unsafe { Consumer::stream(consumer.handle()) };
+        bench.engine.signal(id, waits).expect("all of it is submitted");
+        let passed = consumer.record();
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!consumer.has_fired(passed), "{offload}: the consumer did not wait");
+        producer.open();
+        while !consumer.has_fired(passed) {
+            std::thread::yield_now();
+        }
+        assert_eq!(bench.finish(id).0, State::Completed);
+        let loaded = bytes(&bench.gpu);
+        for &(gpu, _, len) in &pieces {
+            let range = gpu as usize..(gpu + len) as usize;
+            assert!(loaded[range].iter().all(|&byte| byte == 3), "{offload}");
+        }
+    }
+}
+
+#[test]
+fn a_held_producer_holds_up_no_batch_without_one() {
+    let (device, control) = simulated();
+    let bench = Bench::new(&device, SMALL, 2 << 20);
+    let stream = control.stream();
+    let (ranges, pieces) = scattered(&bench, WAYS[0], 128);
+    for offload in OffloadMode::ALL {
+        stream.hold();
+        // SAFETY: the stream lives longer than the call.
+        let after = Some(unsafe { Producer::stream(stream.handle()) });
+        let held: Vec<_> = (0..3)
+            .map(|_| {
+                let options = SubmitOptions { after, ..asks(offload) };
+                bench.submit(Op::Write, &ranges, &options).expect("submits")
+            })
+            .collect();
+        for mode in OffloadMode::ALL {
+            bench.check(WAYS[1], &ranges, &pieces, &asks(mode));
+        }
+        for _ in 0..4 {
+            let id = bench.submit(Op::Write, &ranges, &asks(offload)).expect("submits");
+            assert_eq!(bench.finish(id).0, State::Completed);
+        }
+        stream.open();
+        for id in held {
+            assert_eq!(bench.finish(id).0, State::Completed);
+        }
+    }
+}
+
+#[test]
+fn whichever_driver_call_fails_every_batch_ends_once_and_the_next_one_works() {
+    let calls = [
+        "allocate",
+        "allocate_pinned",
+        "create_stream",
+        "create_event",
+        "record",
+        "wait",
+        "store",
+        "wait_producer",
+        "copy",
+        "copy_rows",
+        "launch",
+        "launch_inline",
+        "launch_compact",
+        "enter",
+        "map_host",
+    ];
+    let mut failed = 0;
+    for pace in PACES {
+        for call in calls {
+            for nth in [0, 1, 2, 5] {
+                for offload in OffloadMode::ALL {
+                    let (device, control) = simulated();
+                    let bench = Bench::new(&device, &[SMALL, pace].concat(), 2 << 20);
+                    let stream = control.stream();
+                    let (ranges, pieces) = scattered(&bench, WAYS[0], 200);
+                    control.fail(call, nth, Fault::Refused);
+                    // SAFETY: the stream lives longer than the call.
+                    let after = Some(unsafe { Producer::stream(stream.handle()) });
+                    for after in [None, after] {
+                        let options = SubmitOptions { after, ..asks(offload) };
+                        match bench.submit(Op::Write, &ranges, &options) {
+                            Err(_) => failed += 1,
+                            Ok(id) => {
+                                let state = bench.finish(id).0;
+                                failed += usize::from(state != State::Completed);
+                            }
+                        }
+                    }
+                    control.forget_failures();
+                    bench.check(WAYS[0], &ranges, &pieces, &asks(offload));
+                }
+            }
+        }
+    }
+    assert!(failed > 100, "{failed} failures show little");
+}
+
+#[test]
+fn a_device_that_is_lost_amid_a_batch_ends_it_as_lost() {
+    for pace in [PACES[0], &[("MC_KVFERRY_MAX_RATE", "4M")]] {
+        for offload in OffloadMode::ALL {
+            let (device, control) = simulated();
+            // What a lost device may still use stays registered.
+            let leaks = [("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", "0")];
+            let bench = Bench::new(&device, &[SMALL, pace, &leaks].concat(), 2 << 20);
+            let (ranges, _) = scattered(&bench, WAYS[0], 400);
+            control.hold();
+            let id = bench.submit(Op::Write, &ranges, &asks(offload)).expect("submits");
+            control.lose();
+            let state = bench.finish(id).0;
+            let lost =
+                matches!(&state, State::Failed(Error::Device(kvferry_device::Error::Lost { .. })));
+            assert!(lost, "{offload}: {state:?}");
+            assert!(bench.submit(Op::Write, &ranges, &asks(offload)).is_err());
+            control.release();
         }
     }
 }

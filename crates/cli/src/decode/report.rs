@@ -22,6 +22,8 @@ pub(super) struct Measured {
     pub(super) paths: Vec<String>,
     /// What the engine chose, and why.
     pub(super) choices: Vec<String>,
+    /// Of `auto`: the policy, and whether it was told of the decoder's steps.
+    pub(super) policy: String,
 }
 
 /// One line: the decoder beside one way to move bytes, or alone. Times are microseconds, over the
@@ -41,11 +43,14 @@ pub(crate) struct Row {
     pub(super) cache: String,
     /// `strided` or `shuffled`; empty without transfers, as are the next ones.
     pub(super) layout: &'static str,
+    pub(super) form: &'static str,
     pub(super) op: &'static str,
     pub(super) path: String,
     /// Of `auto`: what it chose, in each direction and as the steps went, and why.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) reason: Option<String>,
+    /// Of `auto`: its policy, and whether it was told of the decoder's steps.
+    pub(super) policy: String,
     pub(super) target_gib_per_s: f64,
     pub(super) gib_per_s: f64,
     pub(super) burst_bytes: u64,
@@ -119,6 +124,7 @@ impl Row {
         let paths = distinct(measured.iter().flat_map(|run| &run.paths).cloned());
         self.path = paths.join(", ");
         let choices = distinct(measured.iter().flat_map(|run| &run.choices).cloned());
+        self.policy = measured.last().map(|run| run.policy.clone()).unwrap_or_default();
         self.reason = (self.mode == "auto" && !choices.is_empty()).then(|| choices.join("; "));
     }
 }
@@ -222,6 +228,7 @@ mod tests {
             steps: steps.to_vec(),
             paths: vec!["dma".to_owned(), "staged".to_owned()],
             choices: Vec::new(),
+            policy: String::new(),
         };
         let alone = [run(&[100_000; 50], &[]), run(&[100_000; 50], &[])];
         let mut slow = vec![100_000; 49];

@@ -99,11 +99,16 @@ impl Decoder {
         &self.about
     }
 
-    /// Tells an engine of each step from now on, or nobody. An engine cannot be told by a decoder
-    /// of another process.
-    pub(super) fn feed(&self, engine: Option<Arc<Engine>>) {
-        if let Source::Here { fed, .. } = &self.source {
-            *lock(fed) = engine;
+    /// Tells an engine of each step from now on, or nobody; whether it is told. An engine cannot be
+    /// told by a decoder of another process.
+    pub(super) fn feed(&self, engine: Option<Arc<Engine>>) -> bool {
+        match &self.source {
+            Source::Here { fed, .. } => {
+                let told = engine.is_some();
+                *lock(fed) = engine;
+                told
+            }
+            Source::Program(_) => false,
         }
     }
 

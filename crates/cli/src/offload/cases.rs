@@ -9,7 +9,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 
-use crate::forms::{PagedEnd, PagedPieces, PagedTensor};
+use crate::forms::{Form, PagedEnd, PagedPieces, PagedTensor};
 use crate::layout::{Layout, Piece, RESERVE, permutation};
 use crate::shape::{Order, Part, Shape};
 
@@ -47,7 +47,8 @@ pub(crate) enum Case {
 }
 
 /// Pages of a KV cache that lies layer by layer on the GPU and page by page on the host: there all
-/// layers of a page are side by side.
+/// layers of a page are side by side, or of a run of neighbouring pages, `[layer][page][bytes]`, as
+/// the page store keeps them: then a layer of the whole run is one row on both sides.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Cache {
     pub(crate) pages: u32,
@@ -131,6 +132,14 @@ impl Case {
         }
     }
 
+    /// The form that such a request comes in: of a cache its page numbers, as from a page table.
+    pub(crate) fn usual_form(&self) -> Form {
+        match self {
+            Self::Cache(_) => Form::Paged,
+            _ => Form::Ranges,
+        }
+    }
+
     /// Part of a sweep, of which only its plot is looked at.
     pub(crate) fn is_of_a_sweep(&self) -> bool {
         matches!(self, Self::Item { .. } | Self::Point { .. })
@@ -209,34 +218,47 @@ impl Cache {
 
     fn layout(&self, host: HostLayout, seed: u64) -> Layout {
         let mut random = SmallRng::seed_from_u64(seed);
-        let source_numbers = self.page_numbers(&mut random);
-        let slots = self.slots();
-        let (layers, page_bytes) = (u64::from(self.layers), u64::from(self.layers) * self.row);
-        let layer_stride = (slots * self.row).next_multiple_of(RESERVE) + RESERVE;
-        let source =
-            PagedEnd { start: RESERVE, page_stride: self.row, layer_stride, row_stride: 0 };
-        let (destination_numbers, page_stride) = match host {
-            HostLayout::Packed => ((0..self.pages).collect(), page_bytes),
-            HostLayout::Scattered => {
-                (permutation(self.pages as usize, &mut random), page_bytes + RESERVE)
-            }
+        let (layers, run, row) = (u64::from(self.layers), u64::from(self.run), self.row);
+        let runs = self.pages.div_ceil(self.run);
+        let at_source = permutation(runs as usize, &mut random);
+        // Rows from one run of the host to the next.
+        let (at_destination, spacing): (Vec<u32>, u64) = match host {
+            HostLayout::Packed => ((0..runs).collect(), layers * run),
+            HostLayout::Scattered => (permutation(runs as usize, &mut random), layers * run + 1),
         };
-        let destination =
-            PagedEnd { start: RESERVE, page_stride, layer_stride: self.row, row_stride: 0 };
-        let pages = source_numbers.iter().zip(&destination_numbers);
-        let pieces = pages.flat_map(|(&from, &to)| {
-            (0..layers).map(move |layer| Piece {
-                source: source.row(from, 0) + layer * layer_stride,
-                destination: destination.row(to, 0) + layer * self.row,
-                len: self.row,
-            })
-        });
+        // Between two runs of the GPU one page is somebody else's.
+        let slots = u64::from(runs) * (run + 1);
+        let layer_stride = (slots * row).next_multiple_of(RESERVE) + RESERVE;
+        let end = |layer_stride| PagedEnd {
+            start: RESERVE,
+            page_stride: row,
+            layer_stride,
+            row_stride: 0,
+        };
+        let (source, destination) = (end(layer_stride), end(run * row));
+        let (mut source_numbers, mut destination_numbers) = (Vec::new(), Vec::new());
+        let mut pieces = Vec::with_capacity(self.pages as usize * self.layers as usize);
+        for (&from, &to) in at_source.iter().zip(&at_destination) {
+            let first = source_numbers.len();
+            for page in 0..self.run.min(self.pages - from * self.run) {
+                source_numbers.push(from * (self.run + 1) + page);
+                destination_numbers.push((u64::from(to) * spacing) as u32 + page);
+            }
+            for layer in 0..layers {
+                let pages = source_numbers[first..].iter().zip(&destination_numbers[first..]);
+                pieces.extend(pages.map(|(&from, &to)| Piece {
+                    source: source.row(from, 0) + layer * source.layer_stride,
+                    destination: destination.row(to, 0) + layer * destination.layer_stride,
+                    len: row,
+                }));
+            }
+        }
         let tensor =
-            PagedTensor { layers: self.layers, rows: 1, row_bytes: self.row, source, destination };
+            PagedTensor { layers: self.layers, rows: 1, row_bytes: row, source, destination };
         Layout {
-            pieces: pieces.collect(),
+            pieces,
             source_bytes: RESERVE + layers * layer_stride + RESERVE,
-            destination_bytes: RESERVE + u64::from(self.pages) * page_stride + RESERVE,
+            destination_bytes: RESERVE + u64::from(runs) * spacing * row + RESERVE,
             paged: Some(PagedPieces { source_numbers, destination_numbers, tensors: vec![tensor] }),
         }
     }
@@ -246,21 +268,6 @@ impl Cache {
         let mut layout = self.layout(HostLayout::Packed, seed);
         layout.pieces.shuffle(&mut SmallRng::seed_from_u64(seed.wrapping_add(1)));
         layout.packed()
-    }
-
-    /// Runs of pages, in random order; between two runs at least one page is somebody else's.
-    fn page_numbers(&self, random: &mut SmallRng) -> Vec<u32> {
-        let runs = permutation(self.pages.div_ceil(self.run) as usize, random);
-        let pages = runs.iter().flat_map(|run| {
-            let pages = self.run.min(self.pages - run * self.run);
-            (0..pages).map(move |page| run * (self.run + 1) + page)
-        });
-        pages.collect()
-    }
-
-    /// Pages that the cache has room for.
-    fn slots(&self) -> u64 {
-        u64::from(self.pages.div_ceil(self.run)) * u64::from(self.run + 1)
     }
 }
 
@@ -275,7 +282,7 @@ mod tests {
 
     #[test]
     fn every_layout_is_sound_and_packed_hosts_are_contiguous_in_list_order() {
-        let cache = "9x4x48:4".parse::<Cache>().expect("a cache");
+        let cache = "12x4x48:4".parse::<Cache>().expect("a cache");
         let mut cases = vec![
             Case::Cache(cache),
             Case::Shuffled(cache),
@@ -306,12 +313,23 @@ mod tests {
 
     #[test]
     fn a_page_of_a_cache_is_one_run_of_constant_strides_and_neighbours_stay_neighbours() {
-        let cache = "6x3x64:2".parse::<Cache>().expect("a cache");
-        let layout = cache.layout(HostLayout::Packed, 1);
-        assert_eq!(crate::forms::runs(&layout.pieces).map(|run| run.count).max(), Some(3));
-        for pages in layout.pieces.chunks(6) {
-            assert_eq!(pages[3].source, pages[0].source + 64, "the second page of a run");
+        let runs = |layout: &Layout| {
+            let runs = crate::forms::runs(&layout.pieces).map(|run| run.count);
+            runs.max()
+        };
+        let page = "6x3x64".parse::<Cache>().expect("a cache").layout(HostLayout::Packed, 1);
+        assert_eq!(runs(&page), Some(3), "the layers of a page");
+        let cache = "5x3x64:2".parse::<Cache>().expect("a cache");
+        for host in [HostLayout::Packed, HostLayout::Scattered] {
+            let layout = cache.layout(host, 1);
+            assert_sound(&layout, "the last run has one page");
+            let together = layout.pieces.windows(2).filter(|pair| {
+                let [one, next] = [pair[0], pair[1]];
+                one.source + 64 == next.source && one.destination + 64 == next.destination
+            });
+            assert_eq!(together.count(), 2 * 3, "rows of two pages in two runs of three layers");
         }
+        let layout = cache.layout(HostLayout::Packed, 1);
         let shuffled = cache.shuffled(1);
         let sorted = |layout: &Layout| {
             let mut sources: Vec<_> = layout.pieces.iter().map(|piece| piece.source).collect();

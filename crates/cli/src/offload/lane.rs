@@ -1,6 +1,7 @@
 //! A GPU and host memory of one engine, with the bytes of one case on both sides.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use kvferry_engine::device::{Device, Vendor};
@@ -187,7 +188,7 @@ pub(crate) fn direction_name(direction: Direction) -> &'static str {
 /// One transfer by the clock, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Sample {
-    /// The calls of submit: checking, planning, packing and handing over.
+    /// The calls of submit: checking, planning, packing and handing over; of two threads the longer.
     pub(crate) submit_ns: u64,
     /// From the return of the last call until everything had landed.
     pub(crate) wait_ns: u64,
@@ -208,21 +209,82 @@ pub(crate) struct Outcome {
     pub(crate) choices: Vec<String>,
 }
 
-/// Submits each part as a batch of its own, all before any is waited for, and waits for all.
+/// Submits each part as a batch of its own, and waits for all. Stores and loads have a thread each,
+/// as in an inference engine, and begin together.
 pub(crate) fn run(
     engine: &Engine,
     parts: &[Part<'_>],
     mode: OffloadMode,
 ) -> Result<Outcome, Failure> {
+    let of =
+        |op: Op| -> Vec<Part<'_>> { parts.iter().filter(|part| part.op == op).copied().collect() };
+    let sides: Vec<_> = [of(Op::Read), of(Op::Write)]
+        .into_iter()
+        .filter(|side: &Vec<Part<'_>>| !side.is_empty())
+        .collect();
+    let here = AtomicUsize::new(0);
+    let meet = || {
+        here.fetch_add(1, Ordering::AcqRel);
+        // A moment: every thread is here already, or on its way.
+        while here.load(Ordering::Acquire) < sides.len() {
+            std::thread::yield_now();
+        }
+    };
+    let ran = match &sides[..] {
+        [side] => vec![run_side(engine, side, mode, || {})?],
+        _ => std::thread::scope(|scope| {
+            let threads: Vec<_> = (sides.iter())
+                .map(|side| scope.spawn(|| run_side(engine, side, mode, meet)))
+                .collect();
+            let ran = threads.into_iter().map(|thread| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            });
+            ran.collect::<Result<Vec<_>, _>>()
+        })?,
+    };
+    let (Some(start), Some(submitted), Some(end)) = (
+        ran.iter().map(|side| side.start).min(),
+        ran.iter().map(|side| side.submitted).max(),
+        ran.iter().map(|side| side.end).max(),
+    ) else {
+        return Ok(Outcome::default());
+    };
+    let sample = Sample {
+        submit_ns: nanoseconds(&(submitted - start)),
+        wait_ns: nanoseconds(&end.saturating_duration_since(submitted)),
+        whole_ns: nanoseconds(&(end - start)),
+    };
+    let paths = distinct(ran.iter().flat_map(|side| side.paths.iter().cloned()));
+    let choices = distinct(ran.iter().flat_map(|side| side.choices.iter().cloned()));
+    Ok(Outcome { sample, path: paths.join("+"), choices })
+}
+
+/// What the batches of one thread did.
+struct RanSide {
+    start: Instant,
+    submitted: Instant,
+    end: Instant,
+    paths: Vec<String>,
+    choices: Vec<String>,
+}
+
+/// Submits all parts before any is waited for. `meet` waits for the other threads.
+fn run_side(
+    engine: &Engine,
+    parts: &[Part<'_>],
+    mode: OffloadMode,
+    meet: impl FnOnce(),
+) -> Result<RanSide, Failure> {
     let options = SubmitOptions { offload: mode, ..SubmitOptions::default() };
     let yields = engine.devices().iter().all(|device| device.info().vendor == Vendor::Host);
     let mut batches = Vec::with_capacity(parts.len());
+    let mut statuses = Vec::with_capacity(parts.len());
+    meet();
     let start = Instant::now();
     for part in parts {
         batches.push(engine.submit_parts(&[*part], &options)?);
     }
     let submitted = Instant::now();
-    let mut statuses = Vec::with_capacity(parts.len());
     for &batch in &batches {
         statuses.push(loop {
             let status = engine.poll(batch)?;
@@ -239,11 +301,6 @@ pub(crate) fn run(
         });
     }
     let end = Instant::now();
-    let sample = Sample {
-        submit_ns: nanoseconds(&(submitted - start)),
-        wait_ns: nanoseconds(&(end - submitted)),
-        whole_ns: nanoseconds(&(end - start)),
-    };
     let (mut paths, mut choices) = (Vec::new(), Vec::new());
     for (&batch, status) in batches.iter().zip(statuses) {
         choices.extend(choice(engine, batch));
@@ -253,7 +310,7 @@ pub(crate) fn run(
         }
         paths.push(status.path.to_string());
     }
-    Ok(Outcome { sample, path: distinct(paths).join("+"), choices: distinct(choices) })
+    Ok(RanSide { start, submitted, end, paths, choices })
 }
 
 /// What the engine chose for a batch, and why; of two ends in host memory it chose nothing.

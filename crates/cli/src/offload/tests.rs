@@ -55,14 +55,20 @@ fn every_mode_moves_verified_bytes_between_a_gpu_and_host_memory_in_every_direct
             "submit_us",
             "wait_us",
             "cold_us",
-            "pack_us",
         ] {
             assert!(row[number].as_f64().is_some_and(|number| number >= 0.0), "{number}: {row}");
         }
+        let packs = row["form"] == "ranges";
+        assert_eq!(packs, row["pack_us"].as_f64().is_some_and(|time| time > 0.0), "{row}");
         if row["path"] == "staged" {
             assert!(row["sm_us_per_64_mib"].as_f64().is_some_and(|time| time > 0.0), "{row}");
         }
     }
+    let form = |shape: &str| {
+        let row = rows.iter().find(|row| row["shape"] == shape).expect("measured");
+        row["form"].as_str().expect("text").to_owned()
+    };
+    assert_eq!((form("R6"), form("kv 9x4x4096:2")), ("ranges".into(), "paged".into()));
     let paths = |mode: &str| {
         let of_mode = rows.iter().filter(|row| row["mode"] == mode && row["shape"] == "R6");
         words(&of_mode.cloned().collect::<Vec<_>>(), "path")

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::{Chain, allocate, eventually, finish, read, submit, submit_work, write};
 use crate::{
-    CompactCopy, CompactEnd, Consumer, CopyDescriptor, Device, Error, Left, Producer, QueueOptions,
-    SliceSource, Work,
+    CompactCopy, CompactEnd, Consumer, CopyDescriptor, Device, Error, Fence, Left, Producer, Queue,
+    QueueOptions, SliceSource, Work,
 };
 
 /// A stream of the application's on the device under test.
@@ -46,6 +46,7 @@ macro_rules! ordering_conformance {
         mod $name {
             $crate::ordering_conformance!(@cases $open;
                 a_transfer_waits_for_its_producer_and_moves_what_it_wrote
+                a_transfer_behind_others_waits_for_them_and_holds_up_nobody
                 a_held_producer_holds_up_no_other_transfer
                 what_is_first_waits_for_the_producer_too
                 staged_work_waits_for_its_producer
@@ -146,6 +147,68 @@ pub fn a_transfer_waits_for_its_producer_and_moves_what_it_wrote((device, stream
                 "the transfer read before its producer had written"
             );
         }
+    }
+}
+
+#[doc(hidden)]
+pub fn a_transfer_behind_others_waits_for_them_and_holds_up_nobody((device, stream): Application) {
+    let stream = stream();
+    let [page, other, host, copy, beside] = [(); 5].map(|()| allocate(&device, LEN));
+    // One for each way, as for host offload.
+    let [mut outs, mut ins, mut others] =
+        [(); 3].map(|()| Arc::clone(&device).queue(&QueueOptions::default()).expect("a queue"));
+    // The page goes out, another comes in its place, and what went out comes back elsewhere; each
+    // round by another way, so that kernels and DMAs wait for each other.
+    for round in 0..4 {
+        write(&device, page.addr(), &vec![1; LEN as usize]);
+        write(&device, other.addr(), &vec![2; LEN as usize]);
+        write(&device, host.addr(), &vec![0; LEN as usize]);
+        write(&device, copy.addr(), &vec![0; LEN as usize]);
+        stream.hold();
+        // SAFETY: the stream outlives the submission.
+        let after = Some(unsafe { Producer::stream(stream.handle()) });
+        let mut turn = 0;
+        let mut submit = |queue: &mut dyn Queue, src: u64, dst: u64, after, behind: &[Fence]| {
+            let (pieces, compact, large) = &ways(src, dst)[(round + turn) % 4];
+            turn += 1;
+            let mut pieces = SliceSource(pieces);
+            let mut work = Work { compact, large, after, behind, ..Work::pieces(&mut pieces) };
+            submit_work(queue, &mut work)
+        };
+        let out = submit(&mut *outs, page.addr(), host.addr(), after, &[]);
+        let lent = outs.lend(out).expect("it is held");
+        let behind_out = [lent];
+        let into = submit(&mut *others, other.addr(), page.addr(), None, &behind_out);
+        let [lent] = behind_out;
+        let behind_both = [lent, others.lend(into).expect("it waits")];
+        let back = submit(&mut *ins, host.addr(), copy.addr(), None, &behind_both);
+        // A second borrower, of whom the first knows nothing.
+        let again = outs.lend(out).expect("it is held");
+        let [lent, of_into] = behind_both;
+        outs.take_back(lent);
+        others.take_back(of_into);
+        // One that waits for nobody goes on meanwhile.
+        let free = submit(&mut *outs, other.addr(), beside.addr(), None, &[]);
+        finish(&mut *outs, free);
+        let done = |queue: &dyn Queue, ticket| queue.completions().done(ticket);
+        assert!(!done(&*outs, out) && !done(&*others, into) && !done(&*ins, back));
+        assert_eq!(read(&device, page.addr(), LEN as usize), vec![1; LEN as usize]);
+        stream.open();
+        finish(&mut *ins, back);
+        finish(&mut *others, into);
+        finish(&mut *outs, out);
+        assert_eq!(read(&device, page.addr(), LEN as usize), vec![2; LEN as usize]);
+        assert_eq!(read(&device, copy.addr(), LEN as usize), vec![1; LEN as usize]);
+        // The end of what is done stays what it was as long as it is lent.
+        stream.hold();
+        let held = submit(&mut *outs, page.addr(), host.addr(), after, &[]);
+        let late = submit(&mut *ins, other.addr(), copy.addr(), None, std::slice::from_ref(&again));
+        finish(&mut *ins, late);
+        stream.open();
+        finish(&mut *outs, held);
+        outs.take_back(again);
+        // And what is done is not lent.
+        assert!(outs.lend(held).is_none());
     }
 }
 

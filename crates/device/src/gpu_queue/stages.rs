@@ -2,9 +2,9 @@
 
 use super::{GpuQueue, Open, SlotInUse};
 use crate::driver::Driver;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kernel::{Entry, INLINE_DESCRIPTORS};
-use crate::queue::{CopyDescriptor, Stage, Staged, Ticket};
+use crate::queue::{CopyDescriptor, Fence, Stage, Staged, Ticket};
 
 impl<D: Driver> GpuQueue<D> {
     /// # Safety
@@ -115,14 +115,23 @@ impl<D: Driver> GpuQueue<D> {
 
     /// Makes a stream wait for submissions.
     pub(super) fn wait_behind(&self, stream: D::Stream, behind: &[Ticket]) -> Result<()> {
-        for ticket in behind {
-            let mut submissions = self.in_flight.iter().chain(&self.gated);
-            // What is not in flight is done.
-            if let Some(before) = submissions.find(|submission| submission.ticket == *ticket) {
-                self.device.driver.wait(stream, before.end)?;
-            }
-        }
-        Ok(())
+        // What is not in flight is done.
+        let mut before = behind.iter().filter_map(|&ticket| self.find(ticket));
+        before.try_for_each(|before| self.device.driver.wait(stream, before.end))
+    }
+
+    /// Makes a stream wait for a submission of any queue of the device.
+    pub(super) fn wait_fence(&self, stream: D::Stream, fence: &Fence) -> Result<()> {
+        let driver = &self.device.driver;
+        let event = fence.event.downcast_ref().filter(|_| fence.device == driver.info().uuid);
+        let Some(&event) = event else {
+            return Err(Error::NotOrderable {
+                device: driver.info().to_string(),
+                what: "submission",
+                reason: format!("device {} runs it; wait for it", fence.device),
+            });
+        };
+        driver.wait(stream, event)
     }
 
     /// Puts events behind all launches that may read the open slot, on both streams.

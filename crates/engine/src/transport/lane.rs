@@ -98,6 +98,10 @@ impl Lane {
         }
     }
 
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.get().is_some()
+    }
+
     pub(super) fn lose(&self, error: &kvferry_device::Error) {
         let _ = self.lost.set(error.clone());
     }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use kvferry_device::{CompactCopy, CopyDescriptor, CopySource, SliceSource, Vendor, Work};
 
+use super::fences::Order;
 use super::lane::Lane;
 use super::peer::Submitted;
 use super::place::{Plan, RangePlan};
 use crate::batch::Path;
 use crate::error::Result;
 use crate::plan::{Checked, Pieces, Strides, Want};
-use crate::request::SubmitOptions;
 
 /// Descriptors that a batch takes from one target before it turns to the next: about a fiftieth of
 /// the warps of a launch, so that all targets are written at any moment.
@@ -102,7 +102,7 @@ impl<'a> Load<'a> {
         lane: &Arc<Lane>,
         kernel: bool,
         max_grid_blocks: u32,
-        options: &SubmitOptions,
+        order: Order<'_>,
         submitted: &mut Submitted,
     ) -> Result<()> {
         let vendor = lane.device.info().vendor;
@@ -114,7 +114,8 @@ impl<'a> Load<'a> {
                 compact: &load.compact,
                 large: &load.large,
                 kernel,
-                after: options.after,
+                after: order.after,
+                behind: order.behind,
                 max_grid_blocks,
                 ..Work::pieces(&mut *load.pieces)
             };

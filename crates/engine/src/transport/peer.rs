@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use kvferry_device::{Capabilities, Consumer, Device, DeviceUuid, Vendor, host_uuid};
 
+use super::fences::{Behind, Fences, Order};
 use super::lane::Lane;
 use super::load::Load;
-use super::offload::{Choice, Direction, Offload, Parts};
+use super::offload::{Choice, Direction, Offload, Paced, Parts};
 use super::place::{FormPlan, Place, Plan, RangePlan, RemoteWindows, compact_copies};
 use crate::batch::{Holds, Path, Pending};
 use crate::config::{Config, OverlapCheck};
@@ -51,6 +52,8 @@ struct Scratches {
 #[derive(Debug)]
 pub(crate) struct Submitted {
     pub(crate) pending: Vec<Pending>,
+    /// Submitted step by step.
+    pub(crate) paced: Vec<Arc<Paced>>,
     /// Why it will have failed once it is quiet.
     pub(crate) failure: Option<Error>,
     pub(crate) bytes: u64,
@@ -64,11 +67,18 @@ impl Submitted {
     /// Of a batch that no device of this engine moves.
     pub(crate) fn nothing() -> Self {
         let holds = Holds::default();
-        Self { pending: Vec::new(), failure: None, bytes: 0, path: Path::None, choice: None, holds }
+        let (pending, paced) = (Vec::new(), Vec::new());
+        Self { pending, paced, failure: None, bytes: 0, path: Path::None, choice: None, holds }
+    }
+
+    /// Whether nothing runs, or will.
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.pending.is_empty() && self.paced.is_empty()
     }
 
     fn join(&mut self, more: Self) {
         self.pending.extend(more.pending);
+        self.paced.extend(more.paced);
         self.failure = self.failure.take().or(more.failure);
         self.bytes += more.bytes;
         self.path = self.path.and(more.path);
@@ -117,6 +127,11 @@ impl Peer {
         &self.lanes[index].device
     }
 
+    /// Whether nobody knows what the copies of a device do.
+    pub(crate) fn is_lost(&self, device: usize) -> bool {
+        self.lanes[device].is_lost() || self.offload.is_lost(device)
+    }
+
     pub(super) fn lane(&self, index: usize) -> &Arc<Lane> {
         &self.lanes[index]
     }
@@ -124,6 +139,11 @@ impl Peer {
     pub(crate) fn pinned_bytes(&self) -> u64 {
         let lanes: u64 = self.lanes.iter().map(|lane| lane.lock().pinned_bytes()).sum();
         lanes + self.offload.pinned_bytes()
+    }
+
+    /// Submits nothing more of batches that are submitted step by step.
+    pub(crate) fn stop(&self) {
+        self.offload.stop();
     }
 
     pub(crate) fn bounce_bytes(&self) -> u64 {
@@ -135,7 +155,8 @@ impl Peer {
         &self,
         registry: &Registry,
         parts: &[Part<'_>],
-        options: &SubmitOptions,
+        options: &SubmitOptions<'_>,
+        behind: &Behind,
     ) -> Result<Option<Submitted>> {
         if let Some(lost) = parts.iter().find_map(|part| part.target.lost()) {
             return Err(lost);
@@ -146,7 +167,7 @@ impl Peer {
             return Ok(None);
         }
         let mut scratches = self.take_scratches(parts.len());
-        let submitted = self.submit_with(&mut scratches, registry, &parts, options);
+        let submitted = self.submit_with(&mut scratches, registry, &parts, options, behind);
         self.scratches().append(&mut scratches);
         submitted.map(Some)
     }
@@ -156,7 +177,8 @@ impl Peer {
         scratches: &mut [Scratches],
         registry: &Registry,
         parts: &[&Part<'_>],
-        options: &SubmitOptions,
+        options: &SubmitOptions<'_>,
+        behind: &Behind,
     ) -> Result<Submitted> {
         let plans = parts.iter().zip(&mut *scratches);
         let plans = plans.map(|(part, scratches)| self.plan(scratches, registry, part));
@@ -169,7 +191,7 @@ impl Peer {
         };
         let strides: Vec<_> =
             scratches.iter_mut().map(|s| std::mem::take(&mut s.strides)).collect();
-        let submitted = self.start(plans, &strides, options);
+        let submitted = self.start(plans, &strides, options, behind);
         for (scratches, strides) in scratches.iter_mut().zip(strides) {
             scratches.strides = strides;
         }
@@ -323,7 +345,7 @@ impl Peer {
         }
         let host = host_end(executor, &local, &remote, scratch);
         let (mut local_starts, mut remote_starts) = (Vec::new(), Vec::new());
-        if host.is_some() {
+        if host.is_some() || self.offload.may_pace() {
             local_starts.extend(scratch.local_windows().map(|window| {
                 let relocation = local_relocations.get(window).copied().unwrap_or(0);
                 local.windows[window].start.wrapping_add(relocation)
@@ -420,9 +442,12 @@ impl Peer {
         &self,
         plans: Vec<Plan<'_>>,
         strides: &[Strides],
-        options: &SubmitOptions,
+        options: &SubmitOptions<'_>,
+        behind: &Behind,
     ) -> Result<Submitted> {
         let parts: Vec<_> = plans.iter().zip(strides).collect();
+        let fences = Fences::of(&behind.pending);
+        let order = Order { after: options.after, behind: fences.list(), paced: &behind.paced };
         let mut all = Submitted::nothing();
         for direction in [None, Some(Direction::Store), Some(Direction::Load)] {
             let goes = |(plan, _): &&(&Plan<'_>, &Strides)| plan.direction() == direction;
@@ -430,9 +455,9 @@ impl Peer {
             if some.is_empty() {
                 continue;
             }
-            match self.start_some(direction, &some, options) {
+            match self.start_some(direction, &some, options, order) {
                 Ok(more) => all.join(more),
-                Err(error) if all.pending.is_empty() => return Err(error),
+                Err(error) if all.is_nothing() => return Err(error),
                 Err(error) => all.failure = Some(error),
             }
             if all.failure.is_some() {
@@ -448,14 +473,16 @@ impl Peer {
         &self,
         direction: Option<Direction>,
         parts: &Parts<'_>,
-        options: &SubmitOptions,
+        options: &SubmitOptions<'_>,
+        order: Order<'_>,
     ) -> Result<Submitted> {
         let device = parts.first().map_or(0, |(plan, _)| plan.device());
         let lane = &self.lanes[device];
         if let Some(direction) = direction {
             let fall_back = || self.fall_back(lane, parts);
             let device = (device, &lane.device);
-            let started = self.offload.start(device, direction, parts, options, fall_back)?;
+            let started =
+                self.offload.start(device, direction, parts, options, order, fall_back)?;
             if let Some(submitted) = started {
                 return Ok(submitted);
             }
@@ -467,6 +494,9 @@ impl Peer {
         if wanted && !kernel && parts.iter().any(wants) {
             self.fall_back(lane, parts)?;
         }
+        if self.offload.is_rated() || !order.paced.is_empty() {
+            return self.offload.pace_others(device, lane, kernel, parts, order);
+        }
         let loads = parts.iter().map(|(plan, strides)| Load::of(plan, strides, kernel, batch_min));
         let mut submitted = Submitted::nothing();
         submitted.bytes = parts.iter().map(|(plan, _)| plan.bytes()).sum();
@@ -476,7 +506,7 @@ impl Peer {
         // registrant promised to keep until it is unregistered; the holds keep regions registered
         // and peers mapped until the batch ends, and it ends only once the queue says that this
         // submission is done.
-        unsafe { Load::submit(loads, lane, kernel, grid, options, &mut submitted) }?;
+        unsafe { Load::submit(loads, lane, kernel, grid, order, &mut submitted) }?;
         Ok(submitted)
     }
 

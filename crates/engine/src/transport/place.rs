@@ -47,7 +47,8 @@ pub(super) struct Place {
     /// The end that is host memory, if it is one of the two and all of it, or if the processor
     /// copies.
     pub(super) host: Option<Side>,
-    /// Where the device that copies sees the windows begin that are used; with `host` only.
+    /// Where the device that copies sees the windows begin that are used; only if `host` is one, or
+    /// there is a byte rate.
     pub(super) local_starts: Vec<u64>,
     pub(super) remote_starts: Vec<u64>,
     pub(super) locks: Vec<Arc<HostLock>>,

@@ -1,5 +1,5 @@
-//! Device memory that staged copies pass through: pairs of buffers, made at first use, as many as
-//! the knob allows, and shared by batches that wait for each other on the device.
+//! Device memory that staged copies pass through: buffers that are made at first use, as many as the
+//! knob allows, and shared by batches that wait for each other on the device.
 
 use std::sync::Arc;
 
@@ -8,9 +8,9 @@ use kvferry_device::{Completions, Device, Memory, Ticket};
 use crate::config::Config;
 use crate::error::Result;
 
-/// Two buffers side by side.
+/// One buffer; a batch that is larger uses its halves by turns.
 #[derive(Debug)]
-struct Pair {
+struct Buffer {
     memory: Memory,
     /// The last submission that uses it.
     last: Option<Ticket>,
@@ -18,21 +18,24 @@ struct Pair {
     gated: bool,
 }
 
-/// The pairs of one device and direction.
+/// The buffers of one device and direction.
 #[derive(Debug)]
 pub(super) struct Bounce {
     device: Arc<dyn Device>,
     completions: Arc<dyn Completions>,
-    pairs: Vec<Pair>,
+    buffers: Vec<Buffer>,
     most: usize,
-    pub(super) buffer_bytes: u64,
+    bytes: u64,
+    /// Bytes of a step that fits, whatever alignment takes.
+    pub(super) chunk: u64,
 }
 
-/// A pair for one batch.
+/// A buffer for one batch.
 #[derive(Debug)]
 pub(super) struct Taken {
     at: usize,
-    pub(super) buffers: [u64; 2],
+    pub(super) base: u64,
+    pub(super) bytes: u64,
     /// Uses it still.
     pub(super) behind: Option<Ticket>,
 }
@@ -43,78 +46,90 @@ impl Bounce {
         completions: Arc<dyn Completions>,
         config: &Config,
     ) -> Self {
-        // Two directions, of each a pair for batches with a producer and one for the others.
-        let most_bytes = config.offload_bounce_bytes / 8 / 256 * 256;
-        let buffer_bytes = config.offload_chunk_bytes.min(most_bytes);
-        let most = (config.offload_bounce_bytes / 4 / buffer_bytes).max(2) as usize;
-        Self { device, completions, pairs: Vec::new(), most, buffer_bytes }
+        // Two directions, of each a buffer for batches that wait and one for the others.
+        let chunk = config.offload_chunk_bytes.min(config.offload_bounce_bytes / 4);
+        let most = (config.offload_bounce_bytes / 2 / chunk).max(2) as usize;
+        // A batch of just the size of a chunk has to fit, whatever its alignment takes.
+        let bytes = (chunk + chunk / 32 + (8 << 10)).next_multiple_of(256);
+        Self { device, completions, buffers: Vec::new(), most, bytes, chunk }
     }
 
-    /// A pair that nobody uses, or else one that is free first, as far as that can be told: a batch
+    /// Makes the first one, if there is none.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) fn prepare(&mut self) -> Result<()> {
+        if self.buffers.is_empty() {
+            self.add()?;
+        }
+        Ok(())
+    }
+
+    /// A buffer that nobody uses, or else one that is free first, as far as that can be told: a batch
     /// that waits for its producer holds up another of its kind, and no other.
     ///
     /// # Errors
-    /// The device's, if there is no pair yet and no memory for one.
+    /// The device's, if there is none yet and no memory for one.
     pub(super) fn take(&mut self, gated: bool) -> Result<Taken> {
         let completions = &self.completions;
-        for pair in &mut self.pairs {
-            pair.last = pair.last.filter(|&last| !completions.done(last));
-            pair.gated &= pair.last.is_some();
+        for buffer in &mut self.buffers {
+            buffer.last = buffer.last.filter(|&last| !completions.done(last));
+            buffer.gated &= buffer.last.is_some();
         }
-        let waiting = self.pairs.iter().filter(|pair| pair.gated).count();
-        // Half of them stay for batches without a producer.
+        let waiting = self.buffers.iter().filter(|buffer| buffer.gated).count();
+        // Half of them stay for batches that do not wait.
         let may_wait = waiting < (self.most / 2).max(1);
-        let usable = |pair: &Pair| match gated {
-            true => pair.gated || may_wait,
-            false => !pair.gated,
+        let usable = |buffer: &Buffer| match gated {
+            true => buffer.gated || may_wait,
+            false => !buffer.gated,
         };
-        let idle = self.pairs.iter().position(|pair| pair.last.is_none() && usable(pair));
+        let idle = self.buffers.iter().position(|buffer| buffer.last.is_none() && usable(buffer));
         let at = match idle {
             Some(at) => at,
-            None if self.pairs.len() < self.most && (may_wait || !gated) => match self.add() {
+            None if self.buffers.len() < self.most && (may_wait || !gated) => match self.add() {
                 Ok(at) => at,
                 Err(error) => self.busy(usable).ok_or(error)?,
             },
-            None => self.busy(usable).expect("each kind has a pair, or may have one"),
+            None => self.busy(usable).expect("each kind has one, or may have one"),
         };
         // The next to be shared is another one.
-        let pair = self.pairs.remove(at);
-        let base = pair.memory.addr();
-        let behind = pair.last;
-        self.pairs.push(pair);
-        let at = self.pairs.len() - 1;
-        Ok(Taken { at, buffers: [base, base + self.buffer_bytes], behind })
+        let buffer = self.buffers.remove(at);
+        let base = buffer.memory.addr();
+        let behind = buffer.last;
+        self.buffers.push(buffer);
+        let at = self.buffers.len() - 1;
+        Ok(Taken { at, base, bytes: self.bytes, behind })
     }
 
-    fn busy(&self, usable: impl Fn(&Pair) -> bool) -> Option<usize> {
-        self.pairs.iter().position(usable)
+    fn busy(&self, usable: impl Fn(&Buffer) -> bool) -> Option<usize> {
+        self.buffers.iter().position(usable)
     }
 
     fn add(&mut self) -> Result<usize> {
-        let memory = Arc::clone(&self.device).allocate(2 * self.buffer_bytes)?;
-        self.pairs.push(Pair { memory, last: None, gated: false });
-        Ok(self.pairs.len() - 1)
+        let memory = Arc::clone(&self.device).allocate(self.bytes)?;
+        self.buffers.push(Buffer { memory, last: None, gated: false });
+        Ok(self.buffers.len() - 1)
     }
 
-    /// The submission uses the pair until it is done.
+    /// The submission uses the buffer until it is done.
     pub(super) fn used(&mut self, taken: &Taken, ticket: Ticket, gated: bool) {
-        let pair = &mut self.pairs[taken.at];
+        let buffer = &mut self.buffers[taken.at];
         // A batch without a producer is never behind one with.
-        pair.gated |= gated;
-        pair.last = Some(ticket);
+        buffer.gated |= gated;
+        buffer.last = Some(ticket);
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.pairs.iter().map(|pair| pair.memory.len()).sum()
+        self.buffers.iter().map(|buffer| buffer.memory.len()).sum()
     }
 }
 
 impl Drop for Bounce {
     fn drop(&mut self) {
-        for pair in self.pairs.drain(..) {
-            if pair.last.is_some_and(|last| !self.completions.done(last)) {
+        for buffer in self.buffers.drain(..) {
+            if buffer.last.is_some_and(|last| !self.completions.done(last)) {
                 // The device is lost and may still use it.
-                std::mem::forget(pair.memory);
+                std::mem::forget(buffer.memory);
             }
         }
     }

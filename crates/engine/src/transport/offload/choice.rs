@@ -13,7 +13,8 @@ use crate::request::OffloadMode;
 pub struct Choice {
     /// Not [`OffloadMode::Auto`].
     pub mode: OffloadMode,
-    /// Step by step, each behind the end of the one before: the model's own work comes between.
+    /// Step by step, with pauses: under [`Policy::Tail`], once the model's slowest steps were over the
+    /// budget.
     pub in_steps: bool,
     /// Why.
     pub reason: Reason,
@@ -45,8 +46,6 @@ pub enum Reason {
     ApartInHostMemory,
     /// There is no device memory to stage in.
     NoBounce,
-    /// The model's steps take longer than the budget allows.
-    OverBudget,
 }
 
 impl Display for Choice {
@@ -70,7 +69,6 @@ impl Display for Reason {
             Self::TogetherInHostMemory => "short pieces that lie together in host memory",
             Self::ApartInHostMemory => "short pieces that lie apart in host memory",
             Self::NoBounce => "there is no device memory to stage in",
-            Self::OverBudget => "the model's slowest steps are over the budget",
         })
     }
 }
@@ -181,45 +179,20 @@ impl Times {
     }
 }
 
-/// What the tail policy allows now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Allowed {
-    /// All at once.
-    #[default]
-    Staged,
-    /// In steps, each behind the end of the one before.
-    InSteps,
-    /// DMA alone.
-    Direct,
-}
-
-impl Allowed {
-    pub(super) fn less(self) -> Self {
-        match self {
-            Self::Staged => Self::InSteps,
-            Self::InSteps | Self::Direct => Self::Direct,
-        }
-    }
-
-    pub(super) fn more(self) -> Self {
-        match self {
-            Self::Direct => Self::InSteps,
-            Self::InSteps | Self::Staged => Self::Staged,
-        }
-    }
-}
-
 /// The way that the policy takes for a shape, where nobody asked for one and there is a kernel.
 /// `sorted` gives the DMAs of staging once the list is sorted, `None` if that helps little; it costs
 /// the host time, and is asked only if it may matter.
 pub(super) fn choose(
     policy: Policy,
-    allowed: Allowed,
+    throttle: u32,
     mut shape: Shape,
     sorted: impl FnOnce() -> Option<Calls>,
 ) -> Choice {
     use OffloadMode::{Direct, Kernel, Staged};
-    let choice = |mode, reason| Choice { mode, in_steps: false, reason };
+    // Over the budget less moves at a time, in as few launches as ever: many short ones, or a DMA a
+    // fragment, lengthen the model's steps more than one gather does (H200, 2026-11-30).
+    let in_steps = policy == Policy::Tail && throttle > 0;
+    let choice = |mode, reason| Choice { mode, in_steps, reason };
     if policy == Policy::Strict {
         return choice(Direct, Reason::Strict);
     }
@@ -235,9 +208,6 @@ pub(super) fn choose(
     if times.direct <= best * 1.1 {
         return choice(Direct, direct_reason);
     }
-    if policy == Policy::Tail && allowed == Allowed::Direct {
-        return choice(Direct, Reason::OverBudget);
-    }
     if times.staged > best * 1.3
         && let Some(calls) = sorted()
     {
@@ -247,15 +217,13 @@ pub(super) fn choose(
     // A launch on host memory holds multiprocessors for as long as the link takes, thirty times as
     // long as staging does: worth waiting for, up to a point.
     let patience = if policy == Policy::Throughput { 1.0 } else { 1.8 };
-    let in_steps = policy == Policy::Tail && allowed == Allowed::InSteps;
-    let chosen = if direct <= staged.min(kernel) {
+    if direct <= staged.min(kernel) {
         choice(Direct, direct_reason)
     } else if staged <= kernel * patience {
         choice(Staged, Reason::TogetherInHostMemory)
     } else {
         choice(Kernel, Reason::ApartInHostMemory)
-    };
-    Choice { in_steps: in_steps && chosen.mode != Direct, ..chosen }
+    }
 }
 
 /// Whether a list is worth sorting for staging as it is.

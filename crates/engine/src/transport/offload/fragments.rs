@@ -62,6 +62,11 @@ pub(super) struct Borders {
 }
 
 impl Borders {
+    /// Whether there is one window at each end.
+    pub(super) fn are_single(&self) -> bool {
+        self.src.0.len() < 2 && self.dst.0.len() < 2
+    }
+
     /// Of all windows that plans use, which all are of one direction.
     pub(super) fn of(plans: &[&Plan<'_>]) -> Self {
         let starts = |of: fn(&Place) -> &Vec<u64>| {
@@ -127,7 +132,7 @@ pub(super) fn append(blocks: &mut Vec<Rows>, piece: CopyDescriptor, borders: &Bo
 }
 
 /// Pieces that are looked at before all are: enough to tell what kind of list it is.
-const LOOK: usize = 1024;
+const LOOK: usize = 256;
 
 /// The pieces of all plans of one direction, one after the other.
 pub(super) struct Fragments<'a> {
@@ -197,8 +202,11 @@ impl<'a> Fragments<'a> {
 
     /// All of them, into `list`.
     pub(super) fn drain_into(&mut self, list: &mut Vec<CopyDescriptor>) {
-        list.clear();
-        list.resize((self.count as usize).max(LOOK), CopyDescriptor::default());
+        // What was in it is overwritten.
+        let most = (self.count as usize).max(LOOK) + 1;
+        if list.len() < most {
+            list.resize(most, CopyDescriptor::default());
+        }
         let mut filled = 0;
         loop {
             if filled == list.len() {

@@ -10,7 +10,29 @@ const AHEAD: usize = 256;
 /// Bytes that the kernel copies at a time, where both ends are aligned to as many.
 const WORD: u64 = 16;
 
-/// Packs pieces into two buffers by turns.
+/// Where pieces are packed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Buffers {
+    places: [u64; 2],
+    bytes: u64,
+    /// All pieces fit, and no step uses bytes of another one.
+    whole: bool,
+}
+
+impl Buffers {
+    /// Of so much memory, for so many bytes in at most so many pieces.
+    pub(super) fn of(base: u64, memory: u64, bytes: u64, count: u64) -> Self {
+        // What alignment takes, at most.
+        let slack = count.saturating_add(1).saturating_mul(2 * WORD);
+        if bytes.saturating_add(slack) <= memory {
+            return Self { places: [base; 2], bytes: memory, whole: true };
+        }
+        let half = memory / 2 / 256 * 256;
+        Self { places: [base, base + half], bytes: half, whole: false }
+    }
+}
+
+/// Packs pieces into one buffer, or into two by turns.
 pub(super) struct Packer<'a> {
     source: &'a mut dyn CopySource,
     direction: Direction,
@@ -19,22 +41,22 @@ pub(super) struct Packer<'a> {
     ahead: [CopyDescriptor; AHEAD],
     /// Those of `ahead` that are not packed.
     left: std::ops::Range<usize>,
-    buffers: [u64; 2],
+    buffers: Buffers,
     turn: usize,
-    buffer_bytes: u64,
+    /// Bytes of the buffer that are in use.
+    used: u64,
     tile_bytes: u64,
     blocks: Vec<Rows>,
     dma: Vec<CompactCopy<'static>>,
 }
 
 impl<'a> Packer<'a> {
-    /// `buffers` are two of `buffer_bytes` each; `borders` are those of host memory.
+    /// `borders` are those of host memory.
     pub(super) fn new(
         source: &'a mut dyn CopySource,
         direction: Direction,
         borders: &'a Borders,
-        buffers: [u64; 2],
-        buffer_bytes: u64,
+        buffers: Buffers,
         tile_bytes: u64,
     ) -> Self {
         let mut packer = Self {
@@ -45,7 +67,7 @@ impl<'a> Packer<'a> {
             left: 0..0,
             buffers,
             turn: 0,
-            buffer_bytes,
+            used: 0,
             tile_bytes,
             blocks: Vec::new(),
             dma: Vec::new(),
@@ -85,21 +107,23 @@ impl StageSource for Packer<'_> {
     }
 
     fn next(&mut self, slot: &mut [CopyDescriptor]) -> Stage<'_> {
-        let buffer = self.buffers[self.turn];
+        let buffer = self.buffers.places[self.turn];
         self.turn ^= 1;
         self.blocks.clear();
-        let (mut count, mut used) = (0, 0);
+        let mut used = if self.buffers.whole { self.used } else { 0 };
+        let mut count = 0;
         while count < slot.len() && self.has_next() {
             let at_piece = self.left.start;
             let piece = self.ahead[at_piece];
             let (host, device) = (self.direction.host(&piece), self.direction.device(&piece));
             // A run of host memory has no gaps in the buffer; between runs there are, so that the
             // kernel finds both ends of a piece equally aligned.
-            let at = match self.continues(host) {
+            let continues = self.continues(host);
+            let at = match continues {
                 true => used,
                 false => u64::next_multiple_of(used, WORD) + device % WORD,
             };
-            let Some(room) = self.buffer_bytes.checked_sub(at).filter(|&room| room > 0) else {
+            let Some(room) = self.buffers.bytes.checked_sub(at).filter(|&room| room > 0) else {
                 break;
             };
             let tiles = (slot.len() - count) as u64;
@@ -121,7 +145,11 @@ impl StageSource for Packer<'_> {
                 Direction::Store => (staged, host),
                 Direction::Load => (host, staged),
             };
-            append(&mut self.blocks, CopyDescriptor { src, dst, len }, self.borders);
+            if let (true, Some(last)) = (continues, self.blocks.last_mut()) {
+                last.len += len;
+            } else {
+                append(&mut self.blocks, CopyDescriptor { src, dst, len }, self.borders);
+            }
             used = at + len;
             let rest = &mut self.ahead[at_piece];
             *rest =
@@ -131,6 +159,7 @@ impl StageSource for Packer<'_> {
                 self.refill();
             }
         }
+        self.used = used;
         self.dma.clear();
         self.dma.extend(self.blocks.iter().map(Rows::compact));
         Stage { pieces: count, dma: &self.dma, dma_first: self.direction == Direction::Load }

@@ -1,10 +1,12 @@
 //! How much transfers lengthen the model's slowest steps, from the times that the model's engine
-//! tells, and what the tail policy allows because of it.
+//! tells, and how much less the tail policy lets move because of it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::choice::Allowed;
+use super::paced::Paced;
 use crate::batch::Pending;
+use crate::transport::peer::Submitted;
 
 /// Steps of a round, of which a p99 is taken: the third longest.
 const ROUND: usize = 256;
@@ -12,10 +14,13 @@ const ROUND: usize = 256;
 /// Least steps beside which nothing moved, before a round is judged by them.
 const LEAST: usize = 128;
 
-/// Rounds well under the budget, before more is allowed again; twice as many after each time that it
+/// Rounds well under the budget, before more may move again; twice as many after each time that it
 /// was too much.
 const PATIENCE: u32 = 4;
 const MOST_PATIENCE: u32 = 64;
+
+/// At most: a two-hundred-and-fifty-sixth of the time.
+const MOST_THROTTLE: u32 = 8;
 
 /// Times of the last steps of one kind.
 #[derive(Debug, Default)]
@@ -42,11 +47,25 @@ impl Window {
     }
 }
 
+/// A batch that may run.
+#[derive(Debug)]
+struct Moving {
+    pending: Vec<Pending>,
+    paced: Vec<Arc<Paced>>,
+}
+
+impl Moving {
+    fn is_running(&self) -> bool {
+        self.pending.iter().any(|pending| !pending.lane.completions.done(pending.ticket))
+            || self.paced.iter().any(|paced| paced.ended() == Ok(false))
+    }
+}
+
 /// What the steps of one device tell.
 #[derive(Debug)]
 pub(super) struct Steps {
     budget_percent: f64,
-    allowed: Allowed,
+    throttle: u32,
     /// Steps beside which nothing moved.
     calm: Window,
     /// Steps of this round.
@@ -54,7 +73,7 @@ pub(super) struct Steps {
     /// Something moved in this round.
     moved: bool,
     /// Not known to have ended when the last step did, or submitted since.
-    moving: Vec<Pending>,
+    moving: Vec<Moving>,
     /// Rounds in a row that were well under the budget.
     good_rounds: u32,
     patience: u32,
@@ -64,7 +83,7 @@ impl Steps {
     pub(super) fn new(budget_percent: u32) -> Self {
         Self {
             budget_percent: budget_percent.into(),
-            allowed: Allowed::default(),
+            throttle: 0,
             calm: Window::default(),
             round: Window::default(),
             moved: false,
@@ -74,24 +93,26 @@ impl Steps {
         }
     }
 
-    pub(super) fn allowed(&self) -> Allowed {
-        self.allowed
+    /// Transfers may take one part in two to the power of this of the time.
+    pub(super) fn throttle(&self) -> u32 {
+        self.throttle
     }
 
-    /// These were submitted.
-    pub(super) fn moves(&mut self, pending: &[Pending]) {
-        self.moving.extend_from_slice(pending);
+    /// A batch was submitted.
+    pub(super) fn moves(&mut self, submitted: &Submitted) {
+        let Submitted { pending, paced, .. } = submitted;
+        self.moving.push(Moving { pending: pending.clone(), paced: paced.clone() });
     }
 
-    /// A step ended that took `time`. Returns what is allowed and by how many percent the p99 was
-    /// longer, where that changed something.
-    pub(super) fn record(&mut self, time: Duration) -> Option<(Allowed, f64)> {
+    /// A step ended that took `time`. Returns the throttle and by how many percent the p99 was longer,
+    /// where that changed something.
+    pub(super) fn record(&mut self, time: Duration) -> Option<(u32, f64)> {
         let beside = !self.moving.is_empty();
-        self.moving.retain(|pending| !pending.lane.completions.done(pending.ticket));
+        self.moving.retain(Moving::is_running);
         self.record_beside(time, beside)
     }
 
-    fn record_beside(&mut self, time: Duration, beside: bool) -> Option<(Allowed, f64)> {
+    fn record_beside(&mut self, time: Duration, beside: bool) -> Option<(u32, f64)> {
         self.moved |= beside;
         if !beside {
             self.calm.push(time);
@@ -107,21 +128,21 @@ impl Steps {
         }
         let (calm, now) = (self.calm.p99().as_secs_f64(), round.p99().as_secs_f64());
         let percent = (now / calm.max(1e-9) - 1.0) * 100.0;
-        let before = self.allowed;
+        let before = self.throttle;
         if percent > self.budget_percent {
-            self.allowed = before.less();
+            self.throttle = (before + 1).min(MOST_THROTTLE);
             self.patience = (self.patience * 2).min(MOST_PATIENCE);
             self.good_rounds = 0;
         } else if percent < self.budget_percent / 2.0 {
             self.good_rounds += 1;
             if self.good_rounds >= self.patience {
-                self.allowed = before.more();
+                self.throttle = before.saturating_sub(1);
                 self.good_rounds = 0;
             }
         } else {
             self.good_rounds = 0;
         }
-        (self.allowed != before).then_some((self.allowed, percent))
+        (self.throttle != before).then_some((self.throttle, percent))
     }
 }
 
@@ -141,23 +162,23 @@ mod tests {
     }
 
     #[test]
-    fn over_the_budget_less_is_allowed_and_after_calm_more_again() {
+    fn over_the_budget_less_is_moved_at_a_time_and_after_calm_more_again() {
         let mut steps = Steps::new(5);
         rounds(&mut steps, 3, 4);
-        assert_eq!(steps.allowed(), Allowed::Staged);
+        assert_eq!(steps.throttle(), 0);
         rounds(&mut steps, 1, 6);
-        assert_eq!(steps.allowed(), Allowed::InSteps);
+        assert_eq!(steps.throttle(), 1);
         rounds(&mut steps, 1, 6);
-        assert_eq!(steps.allowed(), Allowed::Direct);
+        assert_eq!(steps.throttle(), 2);
         rounds(&mut steps, 9, 6);
-        assert_eq!(steps.allowed(), Allowed::Direct);
+        assert_eq!(steps.throttle(), MOST_THROTTLE);
         // In the budget, and not well enough to try more.
         rounds(&mut steps, 200, 4);
-        assert_eq!(steps.allowed(), Allowed::Direct);
-        rounds(&mut steps, MOST_PATIENCE as usize, 1);
-        assert_eq!(steps.allowed(), Allowed::InSteps);
-        rounds(&mut steps, MOST_PATIENCE as usize, 1);
-        assert_eq!(steps.allowed(), Allowed::Staged);
+        assert_eq!(steps.throttle(), MOST_THROTTLE);
+        for throttle in (0..MOST_THROTTLE).rev() {
+            rounds(&mut steps, MOST_PATIENCE as usize, 1);
+            assert_eq!(steps.throttle(), throttle);
+        }
     }
 
     #[test]
@@ -165,14 +186,14 @@ mod tests {
         let mut steps = Steps::new(5);
         rounds(&mut steps, 1, 50);
         rounds(&mut steps, 2 * PATIENCE as usize - 1, 0);
-        assert_eq!(steps.allowed(), Allowed::InSteps);
+        assert_eq!(steps.throttle(), 1);
         rounds(&mut steps, 1, 0);
-        assert_eq!(steps.allowed(), Allowed::Staged);
+        assert_eq!(steps.throttle(), 0);
         rounds(&mut steps, 1, 50);
         rounds(&mut steps, 4 * PATIENCE as usize - 1, 0);
-        assert_eq!(steps.allowed(), Allowed::InSteps);
+        assert_eq!(steps.throttle(), 1);
         rounds(&mut steps, 1, 0);
-        assert_eq!(steps.allowed(), Allowed::Staged);
+        assert_eq!(steps.throttle(), 0);
     }
 
     #[test]
@@ -187,7 +208,7 @@ mod tests {
             let time = if at % 20 == 0 { STEP * 3 } else { STEP };
             steps.record_beside(time, at % 16 == 0);
         }
-        assert_eq!(steps.allowed(), Allowed::Staged);
+        assert_eq!(steps.throttle(), 0);
     }
 
     #[test]
@@ -196,6 +217,6 @@ mod tests {
         for at in 0..10 * ROUND {
             steps.record_beside(STEP * (1 + at as u32 % 9), true);
         }
-        assert_eq!(steps.allowed(), Allowed::Staged);
+        assert_eq!(steps.throttle(), 0);
     }
 }
