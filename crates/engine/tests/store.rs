@@ -44,6 +44,14 @@ struct Bench {
     stream: Option<Box<dyn Fn() -> Box<dyn ApplicationStream>>>,
 }
 
+struct Held<'a>(&'a SimControl);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
 fn config(knobs: &[(&str, &str)]) -> Config {
     let lookup = |name: &str| {
         let set = knobs.iter().find(|(knob, _)| *knob == name).map(|(_, value)| value.into());
@@ -117,6 +125,12 @@ impl Bench {
 
     fn control(&self) -> &SimControl {
         self.control.as_ref().expect("simulated")
+    }
+
+    /// Nothing runs on the simulated GPU until the guard is dropped, be it by a failing test.
+    fn hold(&self) -> Held<'_> {
+        self.control().hold();
+        Held(self.control())
     }
 
     fn stream(&self) -> Box<dyn ApplicationStream> {
@@ -304,10 +318,8 @@ fn an_operation_begins_when_those_before_it_on_the_page_are_done(kind: Kind) {
     let Some(bench) = Bench::open(kind, shape(2112)) else { return };
     let store = bench.store(options(&bench, 200));
     bench.fill_all(|page| u64::from(page) + 100);
-    if let Some(control) = &bench.control {
-        // Nothing runs until all is submitted, so any wait for a copy would never end.
-        control.hold();
-    }
+    // Nothing runs until all is submitted, so any wait for a copy would never end.
+    let held = bench.control.is_some().then(|| bench.hold());
     // Page 0 goes through all of them; a third page gets what page 0 held at first.
     for round in 0..8u64 {
         store.page_out(&[(0, key(round)), (1, key(1000 + round))], None).expect("goes out");
@@ -317,9 +329,9 @@ fn an_operation_begins_when_those_before_it_on_the_page_are_done(kind: Kind) {
         store.page_in(&[(key(round), 1), (key(2000 + round), 2)], None).expect("comes in");
         store.forget(key(1000 + round)).expect("there");
     }
-    if let Some(control) = &bench.control {
+    if let Some(held) = held {
         assert!(store.statistics().expect("here").operations > 0, "it is held");
-        control.release();
+        drop(held);
     }
     store.drain(PATIENCE).expect("all well");
     // The two pages change places every round, an even number of times.
@@ -678,7 +690,7 @@ fn what_is_in_flight_is_bounded_and_the_caller_chooses_what_happens_then() {
     let page = bench.page_bytes();
     let refuse = StoreOptions { in_flight_bytes: 4 * page, ..options(&bench, 64) };
     let store = bench.store(refuse);
-    bench.control().hold();
+    let held = bench.hold();
     let out = |first: u32, count: u32| {
         let pages: Vec<_> = (first..first + count).map(|page| (page, key(page.into()))).collect();
         store.page_out(&pages, None)
@@ -689,23 +701,23 @@ fn what_is_in_flight_is_bounded_and_the_caller_chooses_what_happens_then() {
     assert_eq!((in_flight, bytes, limit), (3 * page, 2 * page, 4 * page));
     assert_eq!(store.contains(key(3)), Ok(false));
     out(3, 1).expect("fits");
-    bench.control().release();
+    drop(held);
     store.drain(PATIENCE).expect("all well");
     out(5, 20).expect("one call alone may have more");
     drop(store);
     let wait = WhenFull::Wait(MOMENT);
     let store = bench.store(StoreOptions { when_full: wait, ..refuse });
-    bench.control().hold();
+    let held = bench.hold();
     store.page_out(&[0, 1, 2, 3].map(|page| (page, key(page.into()))), None).expect("fits");
     let full = store.page_out(&[(4, key(4))], None);
     assert!(matches!(full, Err(StoreError::Full { waited, .. }) if waited >= MOMENT), "{full:?}");
-    bench.control().release();
+    drop(held);
     store.drain(PATIENCE).expect("all well");
     drop(store);
     // One that waits goes on as soon as copies end.
     let wait = WhenFull::Wait(PATIENCE);
     let store = bench.store(StoreOptions { when_full: wait, ..refuse });
-    bench.control().hold();
+    let held = bench.hold();
     store.page_out(&[0, 1, 2, 3].map(|page| (page, key(page.into()))), None).expect("fits");
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| store.page_out(&[(4, key(4))], None));
@@ -714,7 +726,7 @@ fn what_is_in_flight_is_bounded_and_the_caller_chooses_what_happens_then() {
         // Others are not held up meanwhile.
         assert_eq!(store.contains(key(1)), Ok(true));
         store.page_in(&[(key(1), 9)], None).expect("comes in");
-        bench.control().release();
+        drop(held);
         waits.join().expect("no panic").expect("goes out");
     });
     store.drain(PATIENCE).expect("all well");
@@ -725,7 +737,7 @@ fn memory_that_copies_still_use_is_waited_for_or_refused_and_never_reused_before
     let bench = simulated(shape(4096));
     let store = bench.store(options(&bench, 1));
     bench.fill_all(|page| u64::from(page) + 1);
-    bench.control().hold();
+    let held = bench.hold();
     store.page_out(&[(0, key(0))], None).expect("goes out");
     store.page_in(&[(key(0), 10)], None).expect("comes in");
     store.forget(key(0)).expect("there");
@@ -734,7 +746,7 @@ fn memory_that_copies_still_use_is_waited_for_or_refused_and_never_reused_before
     let Err(StoreError::BudgetSpent { free: 0, ending: 1, .. }) = spent else {
         panic!("{spent:?}")
     };
-    bench.control().release();
+    drop(held);
     store.drain(PATIENCE).expect("all well");
     store.page_out(&[(1, key(1))], None).expect("there is room");
     bench.check(10, 1);
@@ -824,12 +836,12 @@ fn a_page_in_of_a_page_whose_page_out_fails_meanwhile_fails_with_it() {
     let offload = OffloadMode::Direct;
     let store =
         bench.store(StoreOptions { offload, longest_group: Some(1), ..options(&bench, 64) });
-    bench.control().hold();
+    let held = bench.hold();
     // The second of two DMAs fails, so the first one runs.
     bench.control().fail("copy_rows", 1, Fault::Refused);
     let out = store.page_out(&[(3, key(3)), (9, key(9))], None).expect("began");
     let back = store.page_in(&[(key(3), 20)], None).expect("began");
-    bench.control().release();
+    drop(held);
     let State::Failed(why) = store.wait(&back, PATIENCE).expect("here") else {
         panic!("bytes that were never stored count as paged in")
     };
@@ -843,7 +855,7 @@ fn a_page_in_of_a_page_whose_page_out_fails_meanwhile_fails_with_it() {
 fn a_lost_device_fails_all_that_runs_and_its_memory_is_never_freed() {
     let bench = simulated(shape(4096));
     let store = bench.store(options(&bench, 64));
-    bench.control().hold();
+    let held = bench.hold();
     let out = store.page_out(&[(3, key(3)), (4, key(4))], None).expect("began");
     bench.control().lose();
     let State::Failed(Error::Device(DeviceError::Lost { .. })) =
@@ -865,6 +877,7 @@ fn a_lost_device_fails_all_that_runs_and_its_memory_is_never_freed() {
     let registered = bench.engine.segment().regions.iter().any(|region| region.addr == piece);
     assert!(registered, "the memory of a lost device was freed");
     // So may those of the test's own memory.
+    std::mem::forget(held);
     std::mem::forget(bench);
 }
 
@@ -876,14 +889,14 @@ fn a_store_that_is_dropped_waits_for_its_copies_and_frees_everything() {
     let store = bench.store(options(&bench, 64));
     assert_eq!(live(Live::HostMappings), before.0 + 1, "locked when it is made");
     bench.fill_all(|page| u64::from(page) + 1);
-    bench.control().hold();
+    let held = bench.hold();
     store.page_out(&[(3, key(3))], None).expect("goes out");
     store.page_in(&[(key(3), 20)], None).expect("comes in");
     std::thread::scope(|scope| {
         let dropped = scope.spawn(move || drop(store));
         std::thread::sleep(MOMENT);
         assert!(!dropped.is_finished(), "copies still run");
-        bench.control().release();
+        drop(held);
         dropped.join().expect("no panic");
     });
     bench.check(20, 4);
@@ -1056,6 +1069,7 @@ proptest! {
             offload, longest_group: Some(1 << longest), piece_bytes: 60_000, ..options(&bench, 50)
         };
         let store = bench.store(options);
+        let _released_in_the_end = Held(bench.control());
         bench.fill_all(|page| u64::from(page) + 1);
         let mut device: Vec<u64> = (0..PAGES).map(|page| u64::from(page) + 1).collect();
         let mut stored: Vec<(PageKey, u64)> = Vec::new();
