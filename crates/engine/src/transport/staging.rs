@@ -168,10 +168,11 @@ impl Pool {
         let kernel = config.kernel && device.info().capabilities.contains(Capabilities::KERNEL);
         let options = QueueOptions {
             streams: count.clamp(1, 16) as usize,
-            ring_slots: 8,
-            slot_descriptors: 8192,
+            // One for each slice of pieces that are not tiny, so that no lane waits here for another.
+            ring_slots: 64,
+            slot_descriptors: 1024,
             // They run one behind the other, so a short first launch gains nothing.
-            first_descriptors: 8192,
+            first_descriptors: 1024,
             ..QueueOptions::default()
         };
         let lane = Lane::open_with(Arc::clone(&device), config, &options)?;

@@ -34,6 +34,10 @@ const PIECES: usize = 1000;
 const TICK: Duration = Duration::from_millis(50);
 const IDLE: Duration = Duration::from_millis(500);
 
+/// How long a lane that waits for a copy alone looks for its end before it sleeps: to fall asleep and to
+/// be woken takes about as long as a small copy.
+const SPIN: Duration = Duration::from_micros(50);
+
 /// How long a closed connection says its last words.
 const PARTING: Duration = Duration::from_secs(1);
 
@@ -50,8 +54,8 @@ pub(super) struct Move {
     layout: Arc<Layout>,
     /// The next byte to gather; of host memory, to send or to receive.
     cursor: Cursor,
-    /// Bytes that are being gathered, or were.
-    gathered: u64,
+    /// Bytes that are being gathered or were, or that came.
+    begun: u64,
     pub(super) offered: u64,
     /// Offers that are not released.
     pub(super) outstanding: usize,
@@ -95,6 +99,8 @@ pub(super) struct Channel {
     gathering: VecDeque<Gathering>,
     /// Slices that are offered, by request and offset.
     slices: HashMap<(u64, u64), Slice>,
+    /// Bytes that are being gathered or are offered, and that the socket has not taken.
+    ahead: u64,
     /// Slices that this lane may fill ahead.
     depth: usize,
     landing: Option<Slice>,
@@ -128,6 +134,7 @@ impl Channel {
             sending: VecDeque::new(),
             gathering: VecDeque::new(),
             slices: HashMap::new(),
+            ahead: 0,
             depth: lanes,
             landing: None,
             landing_from: Cursor::default(),
@@ -157,7 +164,7 @@ impl Channel {
         let it = Move {
             layout,
             cursor: Cursor::default(),
-            gathered: 0,
+            begun: 0,
             offered: 0,
             outstanding: 0,
             applied: 0,
@@ -189,6 +196,7 @@ impl Channel {
 
     pub(super) fn released(&mut self, release: &Release) {
         self.slices.remove(&(release.request, release.offset));
+        self.ahead = self.ahead.saturating_sub(release.length.into());
         if let Some(it) = self.moves.get_mut(&release.request) {
             it.outstanding = it.outstanding.saturating_sub(1);
             self.changed.push(release.request);
@@ -240,6 +248,9 @@ impl Channel {
                 }
                 continue;
             }
+            if sent == Flow::Idle && self.waits_for_copies() && self.look_for_copy(end).await {
+                continue;
+            }
             let interest = match (sent == Flow::Blocked, received == Flow::Blocked) {
                 (true, true) => Some(Interest::READABLE | Interest::WRITABLE),
                 (true, false) => Some(Interest::WRITABLE),
@@ -266,6 +277,25 @@ impl Channel {
                 () = tokio::time::sleep(pause) => {}
             }
         }
+    }
+
+    /// Whether its sockets have nothing to do until a copy ends.
+    fn waits_for_copies(&self) -> bool {
+        let sends = !self.gathering.is_empty();
+        sends || self.copies > 0 && self.moves.values().all(|it| it.left() == 0)
+    }
+
+    /// Looks for the end of a copy for a while. Others have the thread in between.
+    async fn look_for_copy(&mut self, end: &mut impl End) -> bool {
+        let start = Instant::now();
+        while start.elapsed() < SPIN {
+            if let Ok(copied) = self.copied.1.try_recv() {
+                self.took(copied, end);
+                return true;
+            }
+            tokio::task::yield_now().await;
+        }
+        false
     }
 
     /// Says the last words of a closed connection, and hears those of the peer.
@@ -305,6 +335,11 @@ impl Channel {
 impl Move {
     pub(super) fn length(&self) -> u64 {
         self.layout.length
+    }
+
+    /// Bytes that it has not begun to move.
+    pub(super) fn left(&self) -> u64 {
+        self.layout.length - self.begun
     }
 
     fn fail(&mut self, error: &Error) {
