@@ -226,7 +226,7 @@ async fn serve(
     tracing::debug!(%from, rejected, reason, "a connection ended");
     machine.disconnected();
     // An initiator that comes back relies on it: nothing of the old connection is at work.
-    channel.quiet(&mut machine).await;
+    channel.quiet().await;
     drop(channel);
     server.let_go();
 }

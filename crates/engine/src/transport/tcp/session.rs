@@ -322,7 +322,7 @@ impl Lane {
         }
         let closed = self.machine.closed().cloned();
         // What copies for this connection ends before another one may write the same bytes.
-        channel.quiet(&mut self.machine).await;
+        channel.quiet().await;
         self.machine.disconnected();
         self.asker.hear_ends(&mut self.machine);
         match (closed, lost) {

@@ -8,8 +8,8 @@ use kvferry_wire::checksum::Checksum;
 
 use super::super::layout::{Cursor, Home, Layout};
 use super::end::End;
-use super::{Channel, Copied, Gathering, PIECES};
-use crate::transport::staging::{Side, Slice, copy};
+use super::{Channel, PIECES, SliceCopy};
+use crate::transport::staging::{Side, copy};
 
 /// How long a lane waits for a slice before it takes a slower path.
 pub(super) const PATIENCE: Duration = Duration::from_millis(100);
@@ -59,42 +59,34 @@ impl Channel {
         let from = it.cursor;
         it.cursor.advance(&it.layout, length);
         it.copies += 1;
-        self.copies += 1;
-        let (sender, request) = (self.copied.0.clone(), landing.request);
-        let length = landing.length;
-        let done = Box::new(move |slice: Option<Slice>, result| {
-            drop(slice);
-            let _ = sender.send(Copied::Scattered { request, length, result });
-        });
-        let pieces = from.pieces(Arc::clone(&it.layout), length.into());
+        let pieces = from.pieces(Arc::clone(&it.layout), length);
         let hold = Arc::clone(&it.layout) as _;
         // SAFETY: the layout's pieces were checked, and it or the batch keeps them registered.
-        unsafe { copy(self.staging.watcher(), slice, pieces, length.into(), hold, done) };
+        let copying = unsafe { copy(&self.staging, slice, pieces, length, hold, &self.wake) };
+        let &Landing { request, length, .. } = landing;
+        self.scattering.push(SliceCopy { request, length, copying });
     }
 
-    pub(super) fn took(&mut self, copied: Copied, end: &mut impl End) {
-        self.copies -= 1;
-        match copied {
-            Copied::Scattered { request, length, result } => {
-                end.grant(1);
-                let Some(it) = self.moves.get_mut(&request) else { return };
-                it.copies -= 1;
-                match result {
-                    Ok(()) => it.applied += u64::from(length),
-                    Err(error) => it.fail(&error),
-                }
-                self.changed.push(request);
+    /// Takes note of payload that is where it belongs. Whether there was any.
+    pub(super) fn settle_scattered(&mut self, end: &mut impl End) -> bool {
+        let (mut at, before) = (0, self.scattering.len());
+        while let Some(SliceCopy { request, length, copying }) = self.scattering.get_mut(at) {
+            let Some((_, result)) = copying.ended() else {
+                at += 1;
+                continue;
+            };
+            let (request, length) = (*request, *length);
+            self.scattering.swap_remove(at);
+            end.grant(1);
+            let Some(it) = self.moves.get_mut(&request) else { continue };
+            it.copies -= 1;
+            match result {
+                Ok(()) => it.applied += u64::from(length),
+                Err(error) => it.fail(&error),
             }
-            Copied::Gathered { number, slice, result } => {
-                let found = self.gathering.iter_mut().find(|it| it.number == number);
-                let Some(gathering) = found else { return };
-                if let Some(it) = self.moves.get_mut(&gathering.request) {
-                    it.copies -= 1;
-                    self.changed.push(gathering.request);
-                }
-                gathering.done = Some((slice, result));
-            }
+            self.changed.push(request);
         }
+        self.scattering.len() < before
     }
 
     /// Gathers and offers what can be.
@@ -163,38 +155,27 @@ impl Channel {
             it.cursor.advance(&it.layout, length);
             it.begun += length;
             it.copies += 1;
-            self.copies += 1;
             self.ahead += length;
-            let number = self.next_number;
-            self.next_number += 1;
-            self.gathering.push_back(Gathering {
-                number,
-                request,
-                length: length as u32,
-                done: None,
-            });
-            let sender = self.copied.0.clone();
-            let done = Box::new(move |slice, result| {
-                let _ = sender.send(Copied::Gathered { number, slice, result });
-            });
             let pieces = from.pieces(Arc::clone(&it.layout), length);
             let hold = Arc::clone(&it.layout) as _;
             // SAFETY: as in `arrived`; a gather only reads them.
-            unsafe { copy(self.staging.watcher(), slice, pieces, length, hold, done) };
+            let copying = unsafe { copy(&self.staging, slice, pieces, length, hold, &self.wake) };
+            self.gathering.push_back(SliceCopy { request, length: length as u32, copying });
         }
     }
 
-    /// Offers slices in the order of their bytes.
-    fn offer_gathered(&mut self, end: &mut impl End) {
-        while self.gathering.front().is_some_and(|first| first.done.is_some()) {
-            let Some(Gathering { request, length, done: Some((slice, result)), .. }) =
-                self.gathering.pop_front()
-            else {
-                return;
-            };
+    /// Offers slices that were filled, in the order of their bytes. Whether there were any.
+    pub(super) fn offer_gathered(&mut self, end: &mut impl End) -> bool {
+        let mut any = false;
+        while let Some(SliceCopy { request, length, copying }) = self.gathering.front_mut() {
+            let (request, length) = (*request, *length);
+            let Some((slice, result)) = copying.ended() else { break };
+            self.gathering.pop_front();
+            any = true;
             // Counted again if it is offered.
             self.ahead = self.ahead.saturating_sub(length.into());
             let Some(it) = self.moves.get_mut(&request) else { continue };
+            it.copies -= 1;
             self.changed.push(request);
             if let Err(error) = result {
                 it.fail(&error);
@@ -212,6 +193,7 @@ impl Channel {
                 self.slices.insert((request, offset), slice);
             }
         }
+        any
     }
 }
 
