@@ -6,6 +6,7 @@
 
 mod copying;
 
+use std::collections::VecDeque;
 use std::fmt::{self, Debug};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -13,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use kvferry_device::{Capabilities, Device, Memory, PinnedMemory, QueueOptions, Vendor};
 use tokio::sync::Notify;
 
+use self::copying::Listed;
 pub(super) use self::copying::{Copying, copy};
 use super::lane::Lane;
 use super::watcher::Watcher;
@@ -140,6 +142,8 @@ impl<T> Shelf<T> {
 pub(super) struct Pool {
     // First, so that its copies have ended when the memory goes.
     lane: Arc<Lane>,
+    /// Copies that nobody has submitted yet, in their order.
+    listed: Mutex<VecDeque<Listed>>,
     send: Shelf<Staged>,
     receive: Shelf<Staged>,
     pageable_send: Shelf<Vec<u8>>,
@@ -164,11 +168,11 @@ impl Pool {
         let kernel = config.kernel && device.info().capabilities.contains(Capabilities::KERNEL);
         let options = QueueOptions {
             streams: count.clamp(1, 16) as usize,
-            // One for each slice of pieces that are not tiny, so that no lane waits here for another.
-            ring_slots: 64,
-            slot_descriptors: 1024,
+            // One launch for the pieces, if they are not tiny, of several slices.
+            ring_slots: 16,
+            slot_descriptors: 4096,
             // They run one behind the other, so a short first launch gains nothing.
-            first_descriptors: 1024,
+            first_descriptors: 4096,
             ..QueueOptions::default()
         };
         let lane = Lane::open_with(Arc::clone(&device), config, &options)?;
@@ -187,6 +191,7 @@ impl Pool {
         Ok(Self {
             send_slices: slices.len(),
             lane: Arc::new(lane),
+            listed: Mutex::default(),
             send: Shelf::new(slices),
             receive: Shelf::new(receive),
             pageable_send: pageable(),

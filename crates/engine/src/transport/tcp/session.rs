@@ -375,6 +375,20 @@ struct Open {
 
 impl Role<Initiator> for Asker {
     fn attend(&mut self, end: &mut Initiator, channel: &mut Channel) -> bool {
+        loop {
+            self.hear(end, channel);
+            match self.ask(end, channel) {
+                None => return false,
+                Some(false) => return true,
+                // Its bytes are gathered while the request goes out.
+                Some(true) => drop(end.outgoing()),
+            }
+        }
+    }
+}
+
+impl Asker {
+    fn hear(&mut self, end: &mut Initiator, channel: &mut Channel) {
         while let Some(event) = end.event() {
             match event {
                 initiator::Event::Opened(agreed) => {
@@ -413,28 +427,23 @@ impl Role<Initiator> for Asker {
                 self.finish(request);
             }
         }
-        // What `fail` may have ended.
-        self.ask(end, channel)
     }
-}
 
-impl Asker {
-    /// Takes jobs while the lane has room. False if the lane shall end.
-    fn ask(&mut self, end: &mut Initiator, channel: &mut Channel) -> bool {
-        loop {
-            let mut queue = self.shared.queue();
-            if queue.stopped.is_some() {
-                return false;
-            }
-            let Some(job) = self.next_job(&mut queue, end, channel) else {
-                if queue.closed && queue.jobs.is_empty() && self.asked.is_empty() {
-                    end.retire();
-                }
-                return true;
-            };
-            drop(queue);
-            self.begin(job, end);
+    /// Takes a job if the lane has room, and says whether it did. None if the lane shall end.
+    fn ask(&mut self, end: &mut Initiator, channel: &mut Channel) -> Option<bool> {
+        let mut queue = self.shared.queue();
+        if queue.stopped.is_some() {
+            return None;
         }
+        let Some(job) = self.next_job(&mut queue, end, channel) else {
+            if queue.closed && queue.jobs.is_empty() && self.asked.is_empty() {
+                end.retire();
+            }
+            return Some(false);
+        };
+        drop(queue);
+        self.begin(job, end);
+        Some(true)
     }
 
     /// The next job, if it is this lane's to do.

@@ -15,7 +15,7 @@ use crate::transport::staging::{Side, copy};
 pub(super) const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Bytes that are gathered first, where nothing is on its way yet.
-const FIRST: u64 = 256 << 10;
+const FIRST: u64 = 512 << 10;
 
 /// Bytes to gather next: about as many as are `ahead` of it, so that the first ones leave early and the
 /// socket never waits for a large copy; and of a request behind which there is nothing, half of what is
@@ -230,8 +230,8 @@ mod tests {
     fn extents_grow_from_small_ones_and_shrink_towards_the_end() {
         let kib: Vec<_> =
             extents(8 << 20, true, |_| false).iter().map(|bytes| bytes >> 10).collect();
-        assert_eq!(kib[..4], [256, 256, 512, 1024]);
-        assert_eq!(kib[kib.len() - 4..], [1024, 512, 256, 256]);
+        assert_eq!(kib[..3], [512, 512, 1024]);
+        assert_eq!(kib[kib.len() - 3..], [1024, 512, 512]);
         assert!(kib.iter().all(|&kib| kib <= 1024));
     }
 
