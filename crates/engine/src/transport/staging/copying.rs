@@ -347,3 +347,6 @@ impl<I: Iterator<Item = Piece>> CopySource for Tiles<I> {
         slot.len()
     }
 }
+
+#[cfg(test)]
+mod tests;
