@@ -58,6 +58,8 @@ pub(super) struct Listed {
     stage: Arc<Mutex<Stage>>,
     side: Side,
     bytes: u64,
+    /// Bytes that its socket has to do before.
+    ahead: u64,
     /// For the kernel or, where there is none, for DMA.
     pieces: Option<Box<dyn CopySource + Send>>,
     /// For DMA: behind the pieces when it sends, before them when it receives.
@@ -166,7 +168,8 @@ impl Drop for Queued {
 }
 
 /// Fills a slice from device memory, or the other way round, by its side: `pieces` side by side are
-/// the first `len` bytes of the slice. `wake` is told of the end if a thread copies.
+/// the first `len` bytes of the slice. Copies with fewer bytes `ahead` go first. `wake` is told of the
+/// end if a thread copies.
 ///
 /// # Safety
 /// The pieces lie in registered memory that `hold` keeps registered, and nobody else relies on those
@@ -176,6 +179,7 @@ pub(in super::super) unsafe fn copy(
     slice: Slice,
     mut pieces: impl Iterator<Item = Piece> + Send + 'static,
     len: u64,
+    ahead: u64,
     hold: Arc<dyn Send + Sync>,
     wake: &Arc<Notify>,
 ) -> Copying {
@@ -212,8 +216,11 @@ pub(in super::super) unsafe fn copy(
         }
     }
     let stage = Arc::new(Mutex::new(Stage::Listed));
-    let listed = Listed { stage: Arc::clone(&stage), side, bytes: len, pieces: list, copies };
-    locked(&pool.listed).push_back(listed);
+    let copy = Listed { stage: Arc::clone(&stage), side, bytes: len, ahead, pieces: list, copies };
+    let mut listed = locked(&pool.listed);
+    let place = listed.partition_point(|it| it.ahead <= ahead);
+    listed.insert(place, copy);
+    drop(listed);
     let (staging, held) = (Arc::clone(staging), Some((slice, hold)));
     let queued = Queued { staging, stage, held, watched: false };
     if let Some(queue) = pool.lane.try_lock() {

@@ -42,10 +42,16 @@ impl Fixture {
 
     /// Begins to copy between a slice and `count` pieces that lie apart, from the `first` on.
     fn begin(&self, slice: Slice, first: u64, count: u64) -> Copying {
+        self.begin_behind(0, slice, first, count)
+    }
+
+    fn begin_behind(&self, ahead: u64, slice: Slice, first: u64, count: u64) -> Copying {
         let base = self.memory.addr();
         let pieces = (first..first + count).map(move |at| (base + at * 2 * PIECE, PIECE));
         // SAFETY: the pieces are this test's own memory, which outlives all copies.
-        unsafe { copy(&self.staging, slice, pieces, count * PIECE, Arc::new(()), &self.wake) }
+        unsafe {
+            copy(&self.staging, slice, pieces, count * PIECE, ahead, Arc::new(()), &self.wake)
+        }
     }
 
     /// What lies in those pieces.
@@ -111,6 +117,20 @@ fn a_submission_goes_one_way_and_copies_keep_their_order() {
         .collect();
     it.pool.submit_listed(queue);
     assert_eq!(it.control.calls("store") - before, 3, "sends, a receive, two sends");
+    for mut copying in copies {
+        until(|| copying.ended()).1.unwrap();
+    }
+}
+
+#[test]
+fn the_lane_with_the_least_to_send_comes_first() {
+    let it = Fixture::new();
+    let queue = it.pool.lane.lock();
+    let copies =
+        [7, 0, 7, 3, 0].map(|ahead| it.begin_behind(ahead, it.slice(Side::Send).unwrap(), 0, 10));
+    let order: Vec<_> = locked(&it.pool.listed).iter().map(|listed| listed.ahead).collect();
+    assert_eq!(order, [0, 0, 3, 7, 7]);
+    it.pool.submit_listed(queue);
     for mut copying in copies {
         until(|| copying.ended()).1.unwrap();
     }
