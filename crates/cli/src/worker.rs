@@ -321,7 +321,9 @@ impl Worker {
         copies: Copies<'a>,
         in_flight: usize,
     ) -> Mover<'a> {
-        let yields = self.device.info().vendor == Vendor::Host;
+        // Over TCP the processor moves the bytes, too, between memory and sockets.
+        let over_tcp = self.engine.config().force_tcp;
+        let yields = over_tcp || self.device.info().vendor == Vendor::Host;
         Mover { engine: &self.engine, target, direction, copies, in_flight, yields }
     }
 

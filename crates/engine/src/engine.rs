@@ -312,7 +312,7 @@ impl Engine {
                 let Holds { targets, _pins, .. } = summary.holds;
                 all.holds.targets.extend(targets);
                 all.holds._pins.extend(_pins);
-                let started = tcp.start(&self.peer, planned, options.after);
+                let started = tcp.start(&self.peer, planned, &far, options.after);
                 match started {
                     Ok(transfer) => Some((all, Some(transfer))),
                     Err(error) if all.is_nothing() => return Err(error),

@@ -52,7 +52,7 @@ pub(crate) struct RemoteRegion {
 }
 
 /// The peer's regions at one moment.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct RemoteTable {
     /// Regions that touch inside one allocation are one window.
     pub(crate) windows: Vec<Window>,
@@ -61,6 +61,13 @@ pub(crate) struct RemoteTable {
     list: Vec<SegmentAllocation>,
     /// By address.
     regions: Vec<RemoteRegion>,
+    /// All regions have a name on the wire.
+    serves_all: bool,
+}
+
+impl RemoteRegion {
+    /// One that holds no address.
+    pub(crate) const NONE: Self = Self { addr: 0, len: 0, segment: None, allocation: 0 };
 }
 
 impl RemoteTable {
@@ -78,8 +85,9 @@ impl RemoteTable {
         self.list[region.allocation].key.device
     }
 
-    pub(crate) fn region_count(&self) -> usize {
-        self.regions.len()
+    /// Whether TCP reaches all regions.
+    pub(crate) fn serves_all(&self) -> bool {
+        self.serves_all
     }
 
     pub(crate) fn allocation(&self, window: usize) -> &SegmentAllocation {
@@ -109,6 +117,7 @@ impl RemoteTable {
             allocations: Vec::new(),
             list: segment.allocations,
             regions: Vec::new(),
+            serves_all: segment.regions.iter().all(|region| region.segment.is_some()),
         };
         let mut regions = segment.regions;
         regions.sort_unstable_by_key(|region| region.addr);

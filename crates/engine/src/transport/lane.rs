@@ -102,6 +102,15 @@ impl Lane {
         self.lost.get().is_some()
     }
 
+    /// The queue, unless another thread has it.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Box<dyn Queue>>> {
+        match self.queue.try_lock() {
+            Ok(queue) => Some(queue),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     pub(super) fn lose(&self, error: &kvferry_device::Error) {
         let _ = self.lost.set(error.clone());
     }
@@ -116,11 +125,7 @@ impl Lane {
         if now == self.asked.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let mut queue = match self.queue.try_lock() {
-            Ok(queue) => queue,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(()),
-        };
+        let Some(mut queue) = self.try_lock() else { return Ok(()) };
         self.asked.store(now, Ordering::Relaxed);
         queue.check().inspect_err(|error| self.lose(error))
     }

@@ -1,20 +1,21 @@
-//! Between a device's memory and sockets: pinned slots, cut into slices, and the copies that fill and
-//! empty them.
+//! Between a device's memory and sockets: pinned slots, cut into slices.
 //!
 //! Half of the slices send and half receive. A slice that sends is free once the socket took it,
 //! which depends on the peer; one that receives is free once its bytes are applied, which depends on
 //! this device alone. So two engines that send to each other never wait for each other's slices.
 
+mod copying;
+
+use std::collections::VecDeque;
 use std::fmt::{self, Debug};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use kvferry_device::{
-    Capabilities, CopyDescriptor, CopySource, Device, Left, Memory, PinnedMemory, QueueOptions,
-    Ticket, Vendor, Work,
-};
+use kvferry_device::{Capabilities, Device, Memory, PinnedMemory, QueueOptions, Vendor};
 use tokio::sync::Notify;
 
+use self::copying::Listed;
+pub(super) use self::copying::{Copying, copy};
 use super::lane::Lane;
 use super::watcher::Watcher;
 use crate::config::Config;
@@ -29,9 +30,6 @@ pub(super) enum Side {
 
 /// Address and bytes of a piece of device memory.
 pub(super) type Piece = (u64, u64);
-
-/// Up to so many pieces are one DMA each, without the kernel and the bounce buffer.
-const FEW: usize = 4;
 
 /// Pageable slices of one device and direction, for when there are no pinned ones.
 const PAGEABLE: usize = 16;
@@ -144,6 +142,8 @@ impl<T> Shelf<T> {
 pub(super) struct Pool {
     // First, so that its copies have ended when the memory goes.
     lane: Arc<Lane>,
+    /// Copies that nobody has submitted yet, in their order.
+    listed: Mutex<VecDeque<Listed>>,
     send: Shelf<Staged>,
     receive: Shelf<Staged>,
     pageable_send: Shelf<Vec<u8>>,
@@ -168,10 +168,11 @@ impl Pool {
         let kernel = config.kernel && device.info().capabilities.contains(Capabilities::KERNEL);
         let options = QueueOptions {
             streams: count.clamp(1, 16) as usize,
-            ring_slots: 8,
-            slot_descriptors: 8192,
+            // One launch for the pieces, if they are not tiny, of several slices.
+            ring_slots: 16,
+            slot_descriptors: 4096,
             // They run one behind the other, so a short first launch gains nothing.
-            first_descriptors: 8192,
+            first_descriptors: 4096,
             ..QueueOptions::default()
         };
         let lane = Lane::open_with(Arc::clone(&device), config, &options)?;
@@ -190,6 +191,7 @@ impl Pool {
         Ok(Self {
             send_slices: slices.len(),
             lane: Arc::new(lane),
+            listed: Mutex::default(),
             send: Shelf::new(slices),
             receive: Shelf::new(receive),
             pageable_send: pageable(),
@@ -313,152 +315,5 @@ impl Drop for Slice {
             }
             (None, _) => {}
         }
-    }
-}
-
-/// What is told when a copy has ended: the slice, unless a device that is lost may still use it.
-pub(super) type Done = Box<dyn FnOnce(Option<Slice>, Result<()>) + Send>;
-
-/// Fills a slice from device memory, or the other way round, by its side: `pieces` side by side are
-/// the first `len` bytes of the slice.
-///
-/// # Safety
-/// The pieces lie in registered memory that `hold` keeps registered, and nobody else relies on those
-/// that are written.
-pub(super) unsafe fn copy(
-    watcher: &Watcher,
-    slice: Slice,
-    pieces: impl Iterator<Item = Piece> + Send + 'static,
-    len: u64,
-    hold: Arc<dyn Send + Sync>,
-    done: Done,
-) {
-    match &slice.bytes {
-        Some(Bytes::Staged(staged)) => {
-            let pool = Arc::clone(&slice.pool);
-            // SAFETY: the caller's contract; the slice is kept until the copy has ended.
-            let submitted = unsafe { pool.submit(staged, slice.side, pieces, len) };
-            let (ticket, failure) = match submitted {
-                Ok(ticket) => (ticket, None),
-                Err(error) => match error.left {
-                    Left::Nothing => return done(Some(slice), Err(error.error.into())),
-                    Left::Until(ticket) => (ticket, Some(Error::from(error.error))),
-                    Left::Unknown => {
-                        pool.lane.lose(&error.error);
-                        (Ticket::NEVER, Some(error.error.into()))
-                    }
-                },
-            };
-            watcher.watch(
-                Arc::clone(&pool.lane),
-                ticket,
-                Box::new(move |ended| match ended {
-                    Ok(()) => {
-                        drop(hold);
-                        done(Some(slice), failure.map_or(Ok(()), Err));
-                    }
-                    Err(error) => {
-                        // The device may still use all of it.
-                        std::mem::forget((slice, hold));
-                        done(None, Err(error));
-                    }
-                }),
-            );
-        }
-        _ => {
-            tokio::task::spawn_blocking(move || {
-                let mut slice = slice;
-                // SAFETY: the caller's contract; `hold` is kept until it returns.
-                let copied = unsafe { copy_pageable(&mut slice, pieces) };
-                drop(hold);
-                done(Some(slice), copied);
-            });
-        }
-    }
-}
-
-/// # Safety
-/// As [`copy`].
-unsafe fn copy_pageable(slice: &mut Slice, pieces: impl Iterator<Item = Piece>) -> Result<()> {
-    let device = Arc::clone(&slice.pool.lane.device);
-    let (side, bytes) = (slice.side, slice.bytes_mut());
-    let mut at = 0;
-    for (addr, len) in pieces {
-        let part = &mut bytes[at..at + len as usize];
-        match side {
-            // SAFETY: the caller's contract.
-            Side::Send => unsafe { device.read(addr, part) }?,
-            // SAFETY: the caller's contract.
-            Side::Receive => unsafe { device.write(addr, part) }?,
-        }
-        at += len as usize;
-    }
-    Ok(())
-}
-
-impl Pool {
-    /// # Safety
-    /// As [`copy`]; `staged` is used until the submission is done.
-    unsafe fn submit(
-        &self,
-        staged: &Staged,
-        side: Side,
-        mut pieces: impl Iterator<Item = Piece>,
-        len: u64,
-    ) -> Result<Ticket, kvferry_device::SubmitError> {
-        let pinned = staged.pinned.addr();
-        let few: Vec<_> = pieces.by_ref().take(FEW + 1).collect();
-        let bounce = staged.bounce.as_ref().filter(|_| few.len() > FEW).map(Memory::addr);
-        let values = &self.lane.tuning.values;
-        let tiles = bounce.map_or(u64::MAX, |_| values.tile_bytes);
-        let middle = bounce.unwrap_or(pinned);
-        let mut source =
-            Tiles { pieces: few.into_iter().chain(pieces), now: (0, 0), middle, side, tiles };
-        let between = bounce.map(|bounce| match side {
-            Side::Send => CopyDescriptor { src: bounce, dst: pinned, len },
-            Side::Receive => CopyDescriptor { src: pinned, dst: bounce, len },
-        });
-        let mut work = Work {
-            kernel: bounce.is_some(),
-            max_grid_blocks: values.max_grid_blocks,
-            ..Work::pieces(&mut source)
-        };
-        match side {
-            Side::Send => work.last = between.as_slice(),
-            Side::Receive => work.first = between.as_slice(),
-        }
-        // SAFETY: the caller's contract; slices are inside their own allocations.
-        unsafe { self.lane.lock().submit(&mut work) }
-    }
-}
-
-/// Pieces as descriptors to or from a run of memory, no longer than a tile.
-struct Tiles<I> {
-    pieces: I,
-    now: Piece,
-    /// The next byte of the run.
-    middle: u64,
-    side: Side,
-    tiles: u64,
-}
-
-impl<I: Iterator<Item = Piece>> CopySource for Tiles<I> {
-    fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize {
-        for (count, place) in slot.iter_mut().enumerate() {
-            if self.now.1 == 0 {
-                match self.pieces.next() {
-                    Some(piece) => self.now = piece,
-                    None => return count,
-                }
-            }
-            let (addr, len) = (self.now.0, self.now.1.min(self.tiles));
-            *place = match self.side {
-                Side::Send => CopyDescriptor { src: addr, dst: self.middle, len },
-                Side::Receive => CopyDescriptor { src: self.middle, dst: addr, len },
-            };
-            self.middle += len;
-            self.now = (addr + len, self.now.1 - len);
-        }
-        slot.len()
     }
 }

@@ -16,13 +16,12 @@ use kvferry_wire::batch::{Agreed, Code, Release, Status};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use self::end::End;
 use self::socket::Flow;
 use super::layout::{Cursor, Layout};
-use crate::error::{Error, Result};
-use crate::transport::staging::{Slice, Staging};
+use crate::error::Error;
+use crate::transport::staging::{Copying, Slice, Staging};
 
 /// Bytes that are read at once where they are not known to be payload.
 const BUFFER: usize = 64 << 10;
@@ -33,6 +32,10 @@ const PIECES: usize = 1000;
 /// How often deadlines are looked at, with requests and without.
 const TICK: Duration = Duration::from_millis(50);
 const IDLE: Duration = Duration::from_millis(500);
+
+/// How long a lane that waits for a copy alone looks for its end before it sleeps: to fall asleep and to
+/// be woken takes about as long as a small copy.
+const SPIN: Duration = Duration::from_micros(50);
 
 /// How long a closed connection says its last words.
 const PARTING: Duration = Duration::from_secs(1);
@@ -50,8 +53,8 @@ pub(super) struct Move {
     layout: Arc<Layout>,
     /// The next byte to gather; of host memory, to send or to receive.
     cursor: Cursor,
-    /// Bytes that are being gathered, or were.
-    gathered: u64,
+    /// Bytes that are being gathered or were, or that came.
+    begun: u64,
     pub(super) offered: u64,
     /// Offers that are not released.
     pub(super) outstanding: usize,
@@ -66,18 +69,12 @@ pub(super) struct Move {
     pub(super) fell_back: bool,
 }
 
+/// A copy between a slice and the memory of a request.
 #[derive(Debug)]
-struct Gathering {
-    number: u64,
+struct SliceCopy {
     request: u64,
     length: u32,
-    done: Option<(Option<Slice>, Result<()>)>,
-}
-
-#[derive(Debug)]
-enum Copied {
-    Gathered { number: u64, slice: Option<Slice>, result: Result<()> },
-    Scattered { request: u64, length: u32, result: Result<()> },
+    copying: Copying,
 }
 
 /// The connection.
@@ -92,9 +89,13 @@ pub(super) struct Channel {
     moves: HashMap<u64, Move>,
     /// Requests with bytes to gather or to offer.
     sending: VecDeque<u64>,
-    gathering: VecDeque<Gathering>,
+    /// In the order of their bytes.
+    gathering: VecDeque<SliceCopy>,
+    scattering: Vec<SliceCopy>,
     /// Slices that are offered, by request and offset.
     slices: HashMap<(u64, u64), Slice>,
+    /// Bytes that are being gathered or are offered, and that the socket has not taken.
+    ahead: u64,
     /// Slices that this lane may fill ahead.
     depth: usize,
     landing: Option<Slice>,
@@ -104,10 +105,7 @@ pub(super) struct Channel {
     waits: [Option<Instant>; 2],
     agreed: Option<Agreed>,
     changed: Vec<u64>,
-    next_number: u64,
-    copies: usize,
-    copied: (UnboundedSender<Copied>, UnboundedReceiver<Copied>),
-    /// Told when there is something for the role, or a slice.
+    /// Told when there is something for the role, a slice, or the end of a copy.
     wake: Arc<Notify>,
 }
 
@@ -127,16 +125,15 @@ impl Channel {
             moves: HashMap::new(),
             sending: VecDeque::new(),
             gathering: VecDeque::new(),
+            scattering: Vec::new(),
             slices: HashMap::new(),
+            ahead: 0,
             depth: lanes,
             landing: None,
             landing_from: Cursor::default(),
             waits: [None; 2],
             agreed: None,
             changed: Vec::new(),
-            next_number: 0,
-            copies: 0,
-            copied: unbounded_channel(),
             wake,
         }
     }
@@ -157,7 +154,7 @@ impl Channel {
         let it = Move {
             layout,
             cursor: Cursor::default(),
-            gathered: 0,
+            begun: 0,
             offered: 0,
             outstanding: 0,
             applied: 0,
@@ -189,6 +186,7 @@ impl Channel {
 
     pub(super) fn released(&mut self, release: &Release) {
         self.slices.remove(&(release.request, release.offset));
+        self.ahead = self.ahead.saturating_sub(release.length.into());
         if let Some(it) = self.moves.get_mut(&release.request) {
             it.outstanding = it.outstanding.saturating_sub(1);
             self.changed.push(release.request);
@@ -205,9 +203,7 @@ impl Channel {
         let mut ticked = began;
         let mut turns = 0u32;
         loop {
-            while let Ok(copied) = self.copied.1.try_recv() {
-                self.took(copied, end);
-            }
+            self.settle_scattered(end);
             if ticked.elapsed() >= TICK {
                 ticked = Instant::now();
                 end.tick(began.elapsed());
@@ -235,9 +231,13 @@ impl Channel {
             }
             if sent == Flow::Moved || received == Flow::Moved {
                 turns = turns.wrapping_add(1);
-                if turns.is_multiple_of(32) {
+                // Other lanes may have this thread, too.
+                if turns.is_multiple_of(4) {
                     tokio::task::yield_now().await;
                 }
+                continue;
+            }
+            if sent == Flow::Idle && self.waits_for_copies() && self.look_for_copy(end).await {
                 continue;
             }
             let interest = match (sent == Flow::Blocked, received == Flow::Blocked) {
@@ -246,6 +246,7 @@ impl Channel {
                 (false, true) => Some(Interest::READABLE),
                 (false, false) => None,
             };
+            self.watch_copies();
             // A lane without work has nothing but long deadlines.
             let pause = if self.agreed.is_some() && self.moves.is_empty() { IDLE } else { TICK };
             let stream = &self.stream;
@@ -261,11 +262,35 @@ impl Channel {
                         return Some(error);
                     }
                 }
-                Some(copied) = self.copied.1.recv() => self.took(copied, end),
                 () = self.wake.notified() => {}
                 () = tokio::time::sleep(pause) => {}
             }
         }
+    }
+
+    /// Whether its socket has nothing to do until a copy ends.
+    fn waits_for_copies(&self) -> bool {
+        let sends = !self.gathering.is_empty() && self.slices.is_empty();
+        sends || !self.scattering.is_empty() && self.moves.values().all(|it| it.left() == 0)
+    }
+
+    /// Looks for the end of a copy for a while. Others have the thread in between.
+    async fn look_for_copy(&mut self, end: &mut impl End) -> bool {
+        let start = Instant::now();
+        while start.elapsed() < SPIN {
+            if self.offer_gathered(end) || self.settle_scattered(end) {
+                return true;
+            }
+            tokio::task::yield_now().await;
+        }
+        false
+    }
+
+    /// Asks to be woken by the ends of copies, but for those that a socket has no need of yet.
+    fn watch_copies(&mut self) {
+        let first = self.gathering.front_mut().filter(|_| self.slices.is_empty());
+        let all = first.into_iter().chain(&mut self.scattering);
+        all.for_each(|it| it.copying.watch(&self.wake));
     }
 
     /// Says the last words of a closed connection, and hears those of the peer.
@@ -292,19 +317,29 @@ impl Channel {
     }
 
     /// Waits until nothing copies for this connection any more.
-    pub(super) async fn quiet(&mut self, end: &mut impl End) {
+    pub(super) async fn quiet(&mut self) {
         self.landing = None;
-        while self.copies > 0 {
-            let Some(copied) = self.copied.1.recv().await else { return };
-            self.took(copied, end);
+        loop {
+            self.gathering.retain_mut(|it| it.copying.ended().is_none());
+            self.scattering.retain_mut(|it| it.copying.ended().is_none());
+            if self.gathering.is_empty() && self.scattering.is_empty() {
+                return;
+            }
+            let all = self.gathering.iter_mut().chain(&mut self.scattering);
+            all.for_each(|it| it.copying.watch(&self.wake));
+            self.wake.notified().await;
         }
-        self.gathering.clear();
     }
 }
 
 impl Move {
     pub(super) fn length(&self) -> u64 {
         self.layout.length
+    }
+
+    /// Bytes that it has not begun to move.
+    pub(super) fn left(&self) -> u64 {
+        self.layout.length - self.begun
     }
 
     fn fail(&mut self, error: &Error) {

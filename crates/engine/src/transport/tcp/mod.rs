@@ -1,15 +1,17 @@
 //! Copies to and from engines that no mapping reaches: over several TCP connections, by the batch
 //! protocol of `kvferry_wire`.
 //!
-//! A batch is checked as for any transport, and cut into requests; whichever lane of the peer is free
-//! takes the next one. The peer checks it again by itself: it serves names and offsets, never
-//! addresses.
+//! A batch is checked as for any transport, and divided; whichever lane of the peer is free takes the
+//! next share and makes a request of it. The peer checks it again by itself: it serves names and
+//! offsets, never addresses.
 
 mod channel;
+mod cut;
 mod layout;
 mod plan;
 mod server;
 mod session;
+mod threads;
 mod transfer;
 
 use std::collections::HashMap;
@@ -20,18 +22,20 @@ use std::time::Duration;
 use kvferry_device::{Device, Producer};
 use kvferry_wire::batch::{Key, Limits};
 use rustix::fs::{Mode, OFlags};
-use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::peer::Peer;
 use super::staging::Staging;
 use super::watcher::wait_for;
 use crate::config::{Config, OverlapCheck};
 use crate::error::{Error, Result};
+use crate::plan::Scratch;
 use crate::registry::Registry;
+use crate::request::Part;
 use crate::segment::Identity;
 
 pub use server::Listener;
 pub(crate) use session::Session;
+use threads::{Spread, Threads};
 pub(crate) use transfer::Transfer;
 
 /// The TCP transport of one engine: its threads, staging and lanes.
@@ -40,8 +44,9 @@ pub(crate) struct Tcp {
     shared: Arc<Shared>,
     sessions: Mutex<HashMap<Peering, Weak<Session>>>,
     overlap_check: OverlapCheck,
-    /// Taken by `Drop` alone.
-    runtime: Option<Runtime>,
+    /// One for each thread that has ever planned at the same time as others.
+    scratches: Mutex<Vec<Scratch>>,
+    _threads: Threads,
 }
 
 /// Address and incarnation of a peer.
@@ -50,7 +55,7 @@ type Peering = (String, [u8; 16]);
 /// What all connections of an engine share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    runtime: Handle,
+    threads: Spread,
     staging: Arc<Staging>,
     incarnation: Identity,
     lanes: usize,
@@ -67,13 +72,7 @@ impl Tcp {
         incarnation: Identity,
     ) -> Result<Self> {
         let key = config.auth_key_file.as_deref().map(read_key).transpose()?;
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(config.tcp_threads)
-            .thread_name("kvferry-tcp")
-            .enable_io()
-            .enable_time()
-            .build()
-            .map_err(|error| Error::System { call: "runtime", reason: error.to_string() })?;
+        let threads = Threads::start(config.tcp_threads)?;
         let staging = Arc::new(Staging::new(config, devices)?);
         let timeout = config.tcp_status_timeout;
         let limits = Limits {
@@ -83,7 +82,7 @@ impl Tcp {
             ..Limits::default()
         };
         let shared = Arc::new(Shared {
-            runtime: runtime.handle().clone(),
+            threads: threads.spread().clone(),
             staging,
             incarnation,
             lanes: config.tcp_lanes,
@@ -97,7 +96,8 @@ impl Tcp {
             shared,
             sessions: Mutex::default(),
             overlap_check: config.overlap_check,
-            runtime: Some(runtime),
+            scratches: Mutex::default(),
+            _threads: threads,
         })
     }
 
@@ -134,7 +134,7 @@ impl Tcp {
         self.shared.staging.slot_bytes() + self.shared.staging.queue_bytes()
     }
 
-    /// Starts planned jobs, behind the producer if there is one.
+    /// Starts planned parts, behind the producer if there is one.
     ///
     /// # Errors
     /// If the producer cannot be waited for: nothing was started.
@@ -142,38 +142,40 @@ impl Tcp {
         &self,
         peer: &Peer,
         planned: plan::Planned,
+        parts: &[&Part<'_>],
         after: Option<Producer>,
     ) -> Result<Arc<Transfer>> {
-        let plan::Planned { jobs, transfer, device } = planned;
-        let submit = |jobs: Vec<(Arc<Session>, Vec<transfer::Job>)>| {
-            jobs.into_iter().for_each(|(session, jobs)| session.submit(jobs));
-        };
+        let transfer = Arc::clone(planned.transfer());
+        // It does not end before all jobs are there.
+        let all = transfer.claim();
+        let lanes = self.shared.lanes;
         let Some(producer) = after else {
-            submit(jobs);
+            planned.start(parts, lanes, |session, job| session.submit(job));
+            all.end(Ok(()));
             return Ok(transfer);
         };
-        let lane = Arc::clone(peer.lane(device));
-        let ticket = wait_for(&lane, producer)?;
-        let ended = move |ended: Result<()>| match ended {
-            Ok(()) => submit(jobs),
+        let lane = Arc::clone(peer.lane(planned.device));
+        let ticket = match wait_for(&lane, producer) {
+            Ok(ticket) => ticket,
             Err(error) => {
-                let jobs = jobs.into_iter().flat_map(|(_, jobs)| jobs);
-                jobs.for_each(|job| job.end(Err(error.clone())));
+                all.end(Ok(()));
+                return Err(error);
             }
+        };
+        // The caller's lists are gone when the producer is done.
+        let mut jobs = Vec::new();
+        planned.start(parts, lanes, |session, job| jobs.push((Arc::clone(session), job)));
+        let ended = move |ended: Result<()>| {
+            for (session, job) in jobs {
+                match &ended {
+                    Ok(()) => session.submit(job),
+                    Err(error) => job.claim.end(Err(error.clone())),
+                }
+            }
+            all.end(Ok(()));
         };
         self.shared.staging.watcher().watch(lane, ticket, Box::new(ended));
         Ok(transfer)
-    }
-}
-
-impl Drop for Tcp {
-    fn drop(&mut self) {
-        let Some(runtime) = self.runtime.take() else { return };
-        // Waiting is not possible on a thread that runs tasks itself.
-        match Handle::try_current() {
-            Ok(_) => runtime.shutdown_background(),
-            Err(_) => drop(runtime),
-        }
     }
 }
 

@@ -18,7 +18,7 @@ use super::Shared;
 use super::channel::{Channel, Role};
 use super::layout::{Grid, Home, Layout, Run};
 use crate::error::{Error, Result};
-use crate::registry::{Pin, Registry};
+use crate::registry::{Pin, Region, Registry};
 
 /// Lanes that are served at once.
 const LANES: usize = 512;
@@ -115,12 +115,13 @@ impl Listener {
             served: AtomicU64::new(0),
             closing: Notify::new(),
         });
+        let thread = tcp.threads.next();
         let listener = {
-            let _inside = tcp.runtime.enter();
+            let _inside = thread.enter();
             TcpListener::from_std(listener).map_err(refused)?
         };
         let task = accept(listener, Arc::clone(tcp), Arc::clone(registry), Arc::clone(&door));
-        tcp.runtime.spawn(task);
+        thread.spawn(task);
         Ok(Self { address: bound, door, authenticated: tcp.key.is_some() })
     }
 }
@@ -168,7 +169,10 @@ async fn accept(listener: TcpListener, tcp: Arc<Shared>, registry: Arc<Registry>
             Ok((stream, from)) => {
                 let (tcp, registry, door) =
                     (Arc::clone(&tcp), Arc::clone(&registry), Arc::clone(&door));
-                tokio::spawn(serve(stream, from, tcp, registry, door));
+                // It leaves this thread's poller for that of its own.
+                let Ok(stream) = stream.into_std() else { continue };
+                let thread = tcp.threads.next().clone();
+                thread.spawn(serve(stream, from, tcp, registry, door));
             }
             Err(error) => {
                 // Out of descriptors, most likely; asking again at once would spin.
@@ -180,12 +184,13 @@ async fn accept(listener: TcpListener, tcp: Arc<Shared>, registry: Arc<Registry>
 }
 
 async fn serve(
-    stream: TcpStream,
+    stream: std::net::TcpStream,
     from: SocketAddr,
     tcp: Arc<Shared>,
     registry: Arc<Registry>,
     door: Arc<Door>,
 ) {
+    let Ok(stream) = TcpStream::from_std(stream) else { return };
     let _ = stream.set_nodelay(true);
     let settings = responder::Settings {
         limits: tcp.limits,
@@ -221,7 +226,7 @@ async fn serve(
     tracing::debug!(%from, rejected, reason, "a connection ended");
     machine.disconnected();
     // An initiator that comes back relies on it: nothing of the old connection is at work.
-    channel.quiet(&mut machine).await;
+    channel.quiet().await;
     drop(channel);
     server.let_go();
 }
@@ -306,15 +311,33 @@ impl Server {
             let reason = "its segments lie on several devices";
             return Err(Status::new(Code::BadRequest, reason));
         }
+        let outside = |at: usize, (low, high): (u64, u64), region: &Region| {
+            let reason = format!("entry {at} is [{low}, {high}) of {} bytes", region.len);
+            Status::new(Code::OutOfBounds, reason)
+        };
+        let region = |at: usize, segment: u32| {
+            pins.get(segment as usize).map(Pin::region).ok_or_else(|| unknown(at))
+        };
         let mut runs = Vec::new();
-        for (at, entry) in body.entries().enumerate() {
-            let region = pins.get(entry.segment() as usize).ok_or_else(|| unknown(at))?.region();
-            let (low, high) = entry.hull();
-            if low > high || high > region.len {
-                let reason = format!("entry {at} is [{low}, {high}) of {} bytes", region.len);
-                return Err(Status::new(Code::OutOfBounds, reason));
+        if let Some(ranges) = body.ranges() {
+            runs.reserve_exact(ranges.len());
+            for (at, range) in ranges.enumerate() {
+                let region = region(at, range.segment)?;
+                if range.offset > region.len || range.length > region.len - range.offset {
+                    let hull = (range.offset, range.offset.saturating_add(range.length));
+                    return Err(outside(at, hull, region));
+                }
+                runs.push(Run::Piece { addr: region.addr + range.offset, len: range.length });
             }
-            runs.push(run(region.addr, &entry));
+        } else {
+            for (at, entry) in body.entries().enumerate() {
+                let region = region(at, entry.segment())?;
+                let (low, high) = entry.hull();
+                if low > high || high > region.len {
+                    return Err(outside(at, (low, high), region));
+                }
+                runs.push(run(region.addr, &entry));
+            }
         }
         let home = match device {
             Some(device) if !self.tcp.staging.is_host(device) => Home::Device(device),

@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::{self, Debug};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,14 +12,20 @@ use tokio::sync::Notify;
 
 use super::Shared;
 use super::channel::{Channel, Role};
-use super::transfer::Job;
+use super::cut::Scratch;
+use super::layout::Layout;
+use super::transfer::{Asked, Claim, Job, Work};
 use crate::error::Error;
 use crate::segment::Identity;
 use crate::transport::staging::Staging;
 
-/// Requests that a lane asks at once: the next one's bytes go out while the status of the one before
+/// Requests that a lane asks at once: the next ones' bytes go out while the status of the one before
 /// is on its way.
-const AT_ONCE: usize = 2;
+const AT_ONCE: usize = 4;
+
+/// Bytes of its requests that a lane has before it, not gathered or not arrived yet, when it takes the
+/// next one: what moves while a request finds its way.
+const BACKLOG: u64 = 1 << 20;
 
 /// Connections that a request may be sent on.
 const ATTEMPTS: u32 = 3;
@@ -50,12 +55,23 @@ pub(super) struct SessionShared {
     tcp: Arc<Shared>,
     queue: Mutex<Queue>,
     wakes: Vec<Arc<Notify>>,
-    open: AtomicUsize,
 }
 
-#[derive(Default)]
+/// What a lane is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// It is not open.
+    Away,
+    /// It has nothing to do.
+    Idle,
+    /// It was called for a job and has not come yet.
+    Called,
+    Busy,
+}
+
 struct Queue {
     jobs: VecDeque<Job>,
+    lanes: Vec<Standing>,
     /// No more jobs will come.
     closed: bool,
     /// Why everything fails from now on.
@@ -76,27 +92,38 @@ impl Session {
             incarnation,
             id: Id(Identity::random().0),
             tcp: Arc::clone(tcp),
-            queue: Mutex::default(),
+            queue: Mutex::new(Queue {
+                jobs: VecDeque::new(),
+                lanes: vec![Standing::Away; lanes],
+                closed: false,
+                stopped: None,
+            }),
             wakes: (0..lanes).map(|_| Arc::default()).collect(),
-            open: AtomicUsize::new(0),
         });
         for index in 0..lanes {
-            tcp.runtime.spawn(Lane::new(Arc::clone(&shared), index).run());
+            tcp.threads.next().spawn(Lane::new(Arc::clone(&shared), index).run());
         }
         Arc::new(Self { shared })
     }
 
-    /// Queues jobs for whichever lane comes first.
-    pub(super) fn submit(&self, jobs: Vec<Job>) {
+    /// Queues a job for whichever lane comes first.
+    pub(super) fn submit(&self, job: Job) {
         let mut queue = self.shared.queue();
-        if let Some(reason) = queue.stopped.clone() {
+        if let Some(reason) = &queue.stopped {
+            let failed = self.shared.failed(reason);
             drop(queue);
-            jobs.into_iter().for_each(|job| job.end(Err(self.shared.failed(&reason))));
-            return;
+            return job.claim.end(Err(failed));
         }
-        queue.jobs.extend(jobs);
-        drop(queue);
-        self.shared.wake();
+        queue.jobs.push_back(job);
+        // Busy lanes look by themselves.
+        if let Some(idle) = queue.lanes.iter().position(|lane| *lane == Standing::Idle) {
+            queue.lanes[idle] = Standing::Called;
+            drop(queue);
+            self.shared.wakes[idle].notify_one();
+        } else if queue.lanes.contains(&Standing::Away) {
+            drop(queue);
+            self.shared.wake();
+        }
     }
 
     /// Whether [`Session::stop`] ended it.
@@ -126,6 +153,17 @@ impl SessionShared {
         self.wakes.iter().for_each(|wake| wake.notify_one());
     }
 
+    /// Queues jobs before all others.
+    fn put_back(&self, jobs: Vec<Job>) {
+        let mut queue = self.queue();
+        if let Some(reason) = &queue.stopped {
+            let failed = self.failed(reason);
+            drop(queue);
+            return jobs.into_iter().for_each(|job| job.claim.end(Err(failed.clone())));
+        }
+        jobs.into_iter().rev().for_each(|job| queue.jobs.push_front(job));
+    }
+
     fn stop(&self, reason: &str) {
         let mut queue = self.queue();
         if queue.stopped.is_none() {
@@ -133,17 +171,19 @@ impl SessionShared {
         }
         let jobs = std::mem::take(&mut queue.jobs);
         drop(queue);
-        jobs.into_iter().for_each(|job| job.end(Err(self.failed(reason))));
+        jobs.into_iter().for_each(|job| job.claim.end(Err(self.failed(reason))));
         self.wake();
     }
 
     /// Fails what is queued, unless another lane is open and takes it.
     fn give_up(&self, reason: &str) {
-        if self.open.load(Ordering::Acquire) > 0 {
+        let mut queue = self.queue();
+        if queue.lanes.iter().any(|lane| *lane != Standing::Away) {
             return;
         }
-        let jobs = std::mem::take(&mut self.queue().jobs);
-        jobs.into_iter().for_each(|job| job.end(Err(self.failed(reason))));
+        let jobs = std::mem::take(&mut queue.jobs);
+        drop(queue);
+        jobs.into_iter().for_each(|job| job.claim.end(Err(self.failed(reason))));
     }
 
     fn failed(&self, reason: &str) -> Error {
@@ -187,7 +227,9 @@ impl Lane {
         });
         let asker = Asker {
             shared: Arc::clone(&shared),
-            jobs: HashMap::new(),
+            index,
+            scratch: Scratch::default(),
+            asked: HashMap::new(),
             ended: HashMap::new(),
             open: false,
             draining: false,
@@ -204,7 +246,7 @@ impl Lane {
                 let queue = self.shared.queue();
                 (queue.stopped.clone(), queue.closed, queue.jobs.is_empty())
             };
-            let idle = idle && self.asker.jobs.is_empty();
+            let idle = idle && self.asker.asked.is_empty();
             if let Some(reason) = stopped {
                 return self.give_up(&reason);
             }
@@ -273,12 +315,14 @@ impl Lane {
         let lost = channel.run(&mut self.machine, &mut self.asker).await;
         if self.asker.open {
             self.asker.open = false;
-            self.shared.open.fetch_sub(1, Ordering::AcqRel);
             *failures = 0;
+            self.shared.queue().lanes[self.index] = Standing::Away;
+            // It may have been called for a job that others can do.
+            self.shared.wake();
         }
         let closed = self.machine.closed().cloned();
         // What copies for this connection ends before another one may write the same bytes.
-        channel.quiet(&mut self.machine).await;
+        channel.quiet().await;
         self.machine.disconnected();
         self.asker.hear_ends(&mut self.machine);
         match (closed, lost) {
@@ -311,7 +355,9 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// What a lane asks for and hears.
 struct Asker {
     shared: Arc<SessionShared>,
-    jobs: HashMap<u64, Job>,
+    index: usize,
+    scratch: Scratch,
+    asked: HashMap<u64, Open>,
     /// Requests that are over at the peer.
     ended: HashMap<u64, Outcome>,
     open: bool,
@@ -320,18 +366,39 @@ struct Asker {
     loss: Option<String>,
 }
 
+/// A request of the lane's.
+struct Open {
+    claim: Claim,
+    layout: Arc<Layout>,
+    is_write: bool,
+}
+
 impl Role<Initiator> for Asker {
     fn attend(&mut self, end: &mut Initiator, channel: &mut Channel) -> bool {
+        loop {
+            self.hear(end, channel);
+            match self.ask(end, channel) {
+                None => return false,
+                Some(false) => return true,
+                // Its bytes are gathered while the request goes out.
+                Some(true) => drop(end.outgoing()),
+            }
+        }
+    }
+}
+
+impl Asker {
+    fn hear(&mut self, end: &mut Initiator, channel: &mut Channel) {
         while let Some(event) = end.event() {
             match event {
                 initiator::Event::Opened(agreed) => {
                     channel.opened(agreed);
                     self.open = true;
-                    self.shared.open.fetch_add(1, Ordering::AcqRel);
+                    self.shared.queue().lanes[self.index] = Standing::Busy;
                 }
                 initiator::Event::Begun { request } => {
-                    if let Some(job) = self.jobs.get(&request) {
-                        channel.begin(request, Arc::clone(&job.layout), job.is_write);
+                    if let Some(open) = self.asked.get(&request) {
+                        channel.begin(request, Arc::clone(&open.layout), open.is_write);
                     }
                 }
                 initiator::Event::Released(release) => channel.released(&release),
@@ -352,48 +419,90 @@ impl Role<Initiator> for Asker {
             if let Some(status) = it.failure.clone() {
                 end.fail(request, status);
             }
-            if fell_back && let Some(job) = self.jobs.get(&request) {
-                job.fall_back();
+            if fell_back && let Some(open) = self.asked.get(&request) {
+                open.claim.fall_back();
             }
             if copies == 0 && self.ended.contains_key(&request) {
                 channel.end(request);
                 self.finish(request);
             }
         }
-        // What `fail` may have ended.
-        self.ask(end)
     }
-}
 
-impl Asker {
-    /// Takes jobs while the lane has room. False if the lane shall end.
-    fn ask(&mut self, end: &mut Initiator) -> bool {
+    /// Takes a job if the lane has room, and says whether it did. None if the lane shall end.
+    fn ask(&mut self, end: &mut Initiator, channel: &mut Channel) -> Option<bool> {
         let mut queue = self.shared.queue();
         if queue.stopped.is_some() {
-            return false;
+            return None;
         }
-        while self.open && !self.draining && end.requests() < AT_ONCE {
-            // One that would wait behind another is left for a lane that has none.
-            if end.requests() > 0 && queue.jobs.len() < self.shared.wakes.len() {
-                break;
+        let Some(job) = self.next_job(&mut queue, end, channel) else {
+            if queue.closed && queue.jobs.is_empty() && self.asked.is_empty() {
+                end.retire();
             }
-            let Some(mut job) = queue.jobs.pop_front() else { break };
-            let Some(encoded) = job.encoded.take() else { continue };
-            match end.submit(encoded) {
-                Ok(request) => {
-                    self.jobs.insert(request, job);
-                }
-                Err(full) => {
-                    job.encoded = Some(full.request);
-                    queue.jobs.push_front(job);
-                    break;
-                }
+            return Some(false);
+        };
+        drop(queue);
+        self.begin(job, end);
+        Some(true)
+    }
+
+    /// The next job, if it is this lane's to do.
+    fn next_job(&self, queue: &mut Queue, end: &Initiator, channel: &mut Channel) -> Option<Job> {
+        if !self.open || self.draining {
+            return None;
+        }
+        queue.lanes[self.index] = Standing::Busy;
+        // One that would wait here behind others is left for lanes that are on their way to it.
+        let called = queue.lanes.iter().filter(|lane| **lane == Standing::Called).count();
+        let is_free = end.requests() == 0;
+        let may = is_free
+            || queue.jobs.len() > called
+                && end.requests() < AT_ONCE
+                && self.backlog(channel) < BACKLOG;
+        let job = if may { queue.jobs.pop_front() } else { None };
+        if job.is_none() && is_free {
+            queue.lanes[self.index] = Standing::Idle;
+        }
+        job
+    }
+
+    /// Bytes of the lane's requests that it has not begun to move.
+    fn backlog(&self, channel: &mut Channel) -> u64 {
+        let left = |(&request, open): (&u64, &Open)| match channel.of(request) {
+            Some(it) => it.left(),
+            None => open.layout.length,
+        };
+        self.asked.iter().map(left).sum()
+    }
+
+    /// Makes requests of a job: one for this lane, and what it was not alone.
+    fn begin(&mut self, job: Job, end: &mut Initiator) {
+        let Job { claim, work } = job;
+        let asked = match work {
+            Work::Ask(asked) => asked,
+            Work::Cut(share) => {
+                self.scratch.buffer = end.buffer();
+                let mut cut = match share.cut(&mut self.scratch) {
+                    Ok(cut) => cut.into_iter(),
+                    Err(error) => return claim.end(Err(error)),
+                };
+                let Some(first) = cut.next() else { return claim.end(Ok(())) };
+                let rest: Vec<_> =
+                    cut.map(|it| Job { claim: claim.another(), work: Work::Ask(it) }).collect();
+                self.shared.put_back(rest);
+                first
+            }
+        };
+        let Asked { encoded, layout, is_write } = asked;
+        match end.submit(encoded) {
+            Ok(request) => {
+                self.asked.insert(request, Open { claim, layout: Arc::new(layout), is_write });
+            }
+            Err(full) => {
+                let work = Work::Ask(Asked { encoded: full.request, layout, is_write });
+                self.shared.put_back(vec![Job { claim, work }]);
             }
         }
-        if queue.closed && queue.jobs.is_empty() && self.jobs.is_empty() {
-            end.retire();
-        }
-        true
     }
 
     /// Hears the ends of requests while there is no connection, and so no copy.
@@ -409,8 +518,8 @@ impl Asker {
 
     fn finish(&mut self, request: u64) {
         let Some(outcome) = self.ended.remove(&request) else { return };
-        let Some(job) = self.jobs.remove(&request) else { return };
-        job.end(match outcome {
+        let Some(open) = self.asked.remove(&request) else { return };
+        open.claim.end(match outcome {
             Outcome::Done => Ok(()),
             Outcome::Failed(status) => Err(self.shared.failed(&status.to_string())),
             Outcome::Lost { quiet } => {

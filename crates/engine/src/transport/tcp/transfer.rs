@@ -5,26 +5,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvferry_wire::batch::Encoded;
 
+use super::cut::Share;
 use super::layout::Layout;
 use crate::error::Error;
 
 /// What a batch waits for over TCP: all its requests, at all its peers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Transfer {
+    /// Claims that have not ended.
     remaining: AtomicUsize,
     failure: Mutex<Option<Error>>,
     fell_back: AtomicBool,
 }
 
 impl Transfer {
-    pub(super) fn new(requests: usize) -> Arc<Self> {
-        Arc::new(Self {
-            remaining: AtomicUsize::new(requests),
-            failure: Mutex::default(),
-            fell_back: AtomicBool::new(false),
-        })
-    }
-
     /// Whether all requests are over and this side's memory is quiet.
     pub(crate) fn ended(&self) -> bool {
         self.remaining.load(Ordering::Acquire) == 0
@@ -40,6 +34,12 @@ impl Transfer {
         self.fell_back.load(Ordering::Relaxed)
     }
 
+    /// Something more to wait for.
+    pub(super) fn claim(self: &Arc<Self>) -> Claim {
+        self.remaining.fetch_add(1, Ordering::Relaxed);
+        Claim { transfer: Arc::clone(self), ended: false }
+    }
+
     fn end(&self, result: Result<(), Error>) {
         if let Err(error) = result {
             self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
@@ -48,25 +48,17 @@ impl Transfer {
     }
 }
 
-/// One request of a transfer. It ends once; one that is dropped has failed.
+/// Keeps a transfer from ending. It ends once; one that is dropped has failed.
 #[derive(Debug)]
-pub(super) struct Job {
-    pub(super) transfer: Arc<Transfer>,
-    /// Taken by the lane that sends it.
-    pub(super) encoded: Option<Encoded>,
-    pub(super) layout: Arc<Layout>,
-    pub(super) is_write: bool,
+pub(super) struct Claim {
+    transfer: Arc<Transfer>,
     ended: bool,
 }
 
-impl Job {
-    pub(super) fn new(
-        transfer: Arc<Transfer>,
-        encoded: Encoded,
-        layout: Layout,
-        is_write: bool,
-    ) -> Self {
-        Self { transfer, encoded: Some(encoded), layout: Arc::new(layout), is_write, ended: false }
+impl Claim {
+    /// Another one of the same transfer.
+    pub(super) fn another(&self) -> Self {
+        self.transfer.claim()
     }
 
     pub(super) fn fall_back(&self) {
@@ -79,11 +71,34 @@ impl Job {
     }
 }
 
-impl Drop for Job {
+impl Drop for Claim {
     fn drop(&mut self) {
         if !self.ended {
             let reason = "the engine was closed".into();
             self.transfer.end(Err(Error::Tcp { peer: "a peer".into(), reason }));
         }
     }
+}
+
+/// What waits for a lane.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) claim: Claim,
+    pub(super) work: Work,
+}
+
+/// What a lane has to do for it.
+#[derive(Debug)]
+pub(super) enum Work {
+    /// It becomes requests first.
+    Cut(Share),
+    Ask(Asked),
+}
+
+/// A request, and where its payload lies here.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) encoded: Encoded,
+    pub(super) layout: Layout,
+    pub(super) is_write: bool,
 }

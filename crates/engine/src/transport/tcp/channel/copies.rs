@@ -8,11 +8,23 @@ use kvferry_wire::checksum::Checksum;
 
 use super::super::layout::{Cursor, Home, Layout};
 use super::end::End;
-use super::{Channel, Copied, Gathering, PIECES};
-use crate::transport::staging::{Side, Slice, copy};
+use super::{Channel, PIECES, SliceCopy};
+use crate::transport::staging::{Side, copy};
 
 /// How long a lane waits for a slice before it takes a slower path.
 pub(super) const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Bytes that are gathered first, where nothing is on its way yet.
+const FIRST: u64 = 512 << 10;
+
+/// Bytes to gather next: about as many as are `ahead` of it, so that the first ones leave early and the
+/// socket never waits for a large copy; and of a request behind which there is nothing, half of what is
+/// `left`, so that little is left to apply when its last byte has come.
+fn extent(ahead: u64, left: u64, is_last: bool, most: u64) -> u64 {
+    let ramp = ahead.max(FIRST);
+    let tail = if is_last { (left / 2).max(FIRST) } else { u64::MAX };
+    ramp.min(tail).next_multiple_of(4096).min(most).min(left)
+}
 
 impl Channel {
     /// Payload is whole: applies it.
@@ -24,6 +36,7 @@ impl Channel {
         };
         self.changed.push(landing.request);
         let length = u64::from(landing.length);
+        it.begun += length;
         let found = landing.checksum.map(|expected| {
             let mut sum = Checksum::new();
             match &slice {
@@ -46,64 +59,57 @@ impl Channel {
         let from = it.cursor;
         it.cursor.advance(&it.layout, length);
         it.copies += 1;
-        self.copies += 1;
-        let (sender, request) = (self.copied.0.clone(), landing.request);
-        let length = landing.length;
-        let done = Box::new(move |slice: Option<Slice>, result| {
-            drop(slice);
-            let _ = sender.send(Copied::Scattered { request, length, result });
-        });
-        let pieces = from.pieces(Arc::clone(&it.layout), length.into());
+        let pieces = from.pieces(Arc::clone(&it.layout), length);
         let hold = Arc::clone(&it.layout) as _;
         // SAFETY: the layout's pieces were checked, and it or the batch keeps them registered.
-        unsafe { copy(self.staging.watcher(), slice, pieces, length.into(), hold, done) };
+        let copying = unsafe { copy(&self.staging, slice, pieces, length, 0, hold, &self.wake) };
+        let &Landing { request, length, .. } = landing;
+        self.scattering.push(SliceCopy { request, length, copying });
     }
 
-    pub(super) fn took(&mut self, copied: Copied, end: &mut impl End) {
-        self.copies -= 1;
-        match copied {
-            Copied::Scattered { request, length, result } => {
-                end.grant(1);
-                let Some(it) = self.moves.get_mut(&request) else { return };
-                it.copies -= 1;
-                match result {
-                    Ok(()) => it.applied += u64::from(length),
-                    Err(error) => it.fail(&error),
-                }
-                self.changed.push(request);
+    /// Takes note of payload that is where it belongs. Whether there was any.
+    pub(super) fn settle_scattered(&mut self, end: &mut impl End) -> bool {
+        let (mut at, before) = (0, self.scattering.len());
+        while let Some(SliceCopy { request, length, copying }) = self.scattering.get_mut(at) {
+            let Some((_, result)) = copying.ended() else {
+                at += 1;
+                continue;
+            };
+            let (request, length) = (*request, *length);
+            self.scattering.swap_remove(at);
+            end.grant(1);
+            let Some(it) = self.moves.get_mut(&request) else { continue };
+            it.copies -= 1;
+            match result {
+                Ok(()) => it.applied += u64::from(length),
+                Err(error) => it.fail(&error),
             }
-            Copied::Gathered { number, slice, result } => {
-                let found = self.gathering.iter_mut().find(|it| it.number == number);
-                let Some(gathering) = found else { return };
-                if let Some(it) = self.moves.get_mut(&gathering.request) {
-                    it.copies -= 1;
-                    self.changed.push(gathering.request);
-                }
-                gathering.done = Some((slice, result));
-            }
+            self.changed.push(request);
         }
+        self.scattering.len() < before
     }
 
     /// Gathers and offers what can be.
     pub(super) fn prepare(&mut self, end: &mut impl End) {
         self.offer_gathered(end);
         let Some(agreed) = self.agreed else { return };
-        let extent = u64::from(agreed.extent_bytes).min(self.staging.slice_bytes());
+        let most = u64::from(agreed.extent_bytes).min(self.staging.slice_bytes());
         while let Some(&request) = self.sending.front() {
+            let is_last = self.sending.len() == 1;
             let Some(it) = self.moves.get_mut(&request) else {
                 self.sending.pop_front();
                 continue;
             };
-            if it.failure.is_some() || it.gathered == it.layout.length {
+            if it.failure.is_some() || it.left() == 0 {
                 self.sending.pop_front();
                 continue;
             }
-            let length = extent.min(it.layout.length - it.gathered);
+            let length = extent(self.ahead, it.left(), is_last, most);
             let Home::Device(device) = it.layout.home else {
                 let checksum = match agreed.checksums {
                     true => {
                         let (mut sum, mut from) = (Checksum::new(), it.cursor);
-                        from.advance(&it.layout, it.gathered - it.sent());
+                        from.advance(&it.layout, it.begun - it.sent());
                         sum_up(&mut sum, from, &it.layout, length);
                         sum.value()
                     }
@@ -111,19 +117,22 @@ impl Channel {
                 };
                 match end.offer(request, length as u32, checksum) {
                     Ok(_) => {
-                        it.gathered += length;
+                        it.begun += length;
                         it.offered += length;
                         it.outstanding += 1;
+                        self.ahead += length;
                         self.changed.push(request);
                     }
-                    Err(_) => it.gathered = it.layout.length,
+                    Err(_) => it.begun = it.layout.length,
                 }
                 continue;
             };
-            let ahead = self.gathering.len() + self.slices.len();
+            let slices = self.gathering.len() + self.slices.len();
             let taken = self.staging.pool(device).and_then(|pool| {
-                // Half of the slices at most for one peer, so that a slow one leaves some.
-                if ahead >= (pool.send_slices / (2 * self.depth)).max(2) {
+                // Half of the slices at most for one peer, so that a slow one leaves some; and no
+                // more than what keeps the socket busy, so that they stay in the processor's caches.
+                let most_slices = (pool.send_slices / (2 * self.depth)).max(2);
+                if slices >= most_slices || self.ahead >= 2 * most {
                     return Ok(None);
                 }
                 let waited = self.waits[0].is_some_and(|since| since.elapsed() >= PATIENCE);
@@ -144,37 +153,31 @@ impl Channel {
             it.fell_back |= !slice.is_pinned();
             let from = it.cursor;
             it.cursor.advance(&it.layout, length);
-            it.gathered += length;
+            it.begun += length;
             it.copies += 1;
-            self.copies += 1;
-            let number = self.next_number;
-            self.next_number += 1;
-            self.gathering.push_back(Gathering {
-                number,
-                request,
-                length: length as u32,
-                done: None,
-            });
-            let sender = self.copied.0.clone();
-            let done = Box::new(move |slice, result| {
-                let _ = sender.send(Copied::Gathered { number, slice, result });
-            });
+            let ahead = self.ahead;
+            self.ahead += length;
             let pieces = from.pieces(Arc::clone(&it.layout), length);
             let hold = Arc::clone(&it.layout) as _;
             // SAFETY: as in `arrived`; a gather only reads them.
-            unsafe { copy(self.staging.watcher(), slice, pieces, length, hold, done) };
+            let copying =
+                unsafe { copy(&self.staging, slice, pieces, length, ahead, hold, &self.wake) };
+            self.gathering.push_back(SliceCopy { request, length: length as u32, copying });
         }
     }
 
-    /// Offers slices in the order of their bytes.
-    fn offer_gathered(&mut self, end: &mut impl End) {
-        while self.gathering.front().is_some_and(|first| first.done.is_some()) {
-            let Some(Gathering { request, length, done: Some((slice, result)), .. }) =
-                self.gathering.pop_front()
-            else {
-                return;
-            };
+    /// Offers slices that were filled, in the order of their bytes. Whether there were any.
+    pub(super) fn offer_gathered(&mut self, end: &mut impl End) -> bool {
+        let mut any = false;
+        while let Some(SliceCopy { request, length, copying }) = self.gathering.front_mut() {
+            let (request, length) = (*request, *length);
+            let Some((slice, result)) = copying.ended() else { break };
+            self.gathering.pop_front();
+            any = true;
+            // Counted again if it is offered.
+            self.ahead = self.ahead.saturating_sub(length.into());
             let Some(it) = self.moves.get_mut(&request) else { continue };
+            it.copies -= 1;
             self.changed.push(request);
             if let Err(error) = result {
                 it.fail(&error);
@@ -188,9 +191,11 @@ impl Channel {
             if let Ok(offset) = end.offer(request, length, checksum) {
                 it.offered += u64::from(length);
                 it.outstanding += 1;
+                self.ahead += u64::from(length);
                 self.slices.insert((request, offset), slice);
             }
         }
+        any
     }
 }
 
@@ -205,5 +210,48 @@ fn sum_up(sum: &mut Checksum, from: Cursor, layout: &Layout, length: u64) {
         bytes.iter().for_each(|bytes| sum.update(&bytes.to_send()));
         from.advance(layout, count);
         left -= count;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Extents of a request while the socket takes all that is ahead whenever `drained` says so.
+    fn extents(length: u64, is_last: bool, drained: impl Fn(usize) -> bool) -> Vec<u64> {
+        let (mut left, mut ahead, mut found) = (length, 0, Vec::new());
+        while left > 0 {
+            let next = extent(ahead, left, is_last, 1 << 20);
+            (left, ahead) = (left - next, if drained(found.len()) { 0 } else { ahead + next });
+            found.push(next);
+        }
+        found
+    }
+
+    #[test]
+    fn extents_grow_from_small_ones_and_shrink_towards_the_end() {
+        let kib: Vec<_> =
+            extents(8 << 20, true, |_| false).iter().map(|bytes| bytes >> 10).collect();
+        assert_eq!(kib[..3], [512, 512, 1024]);
+        assert_eq!(kib[kib.len() - 3..], [1024, 512, 512]);
+        assert!(kib.iter().all(|&kib| kib <= 1024));
+    }
+
+    #[test]
+    fn nothing_shrinks_where_more_follows() {
+        let found = extents(8 << 20, false, |_| false);
+        assert_eq!(found.last(), Some(&(1 << 20)));
+    }
+
+    #[test]
+    fn extents_are_small_where_the_socket_has_nothing_else() {
+        assert!(extents(8 << 20, false, |_| true).iter().all(|&bytes| bytes == FIRST));
+    }
+
+    #[test]
+    fn extents_have_all_bytes_of_any_request() {
+        for length in [1, 4095, 4097, FIRST - 1, FIRST + 1, (3 << 20) + 17] {
+            assert_eq!(extents(length, true, |at| at % 3 == 0).iter().sum::<u64>(), length);
+        }
     }
 }
