@@ -165,6 +165,10 @@ typedef struct kvferry_submit_options {
     /* How bytes move between a GPU and host memory that it reaches; nothing to other batches. */
     uint32_t offload_mode;
     uint32_t reserved;
+    /* Batches of the same engine and device that end before the first byte of this one is read or
+     * written; the host does not wait. Those that have ended do not count. */
+    const kvferry_batch *behind;
+    uint64_t behind_count;
 } kvferry_submit_options;
 
 /* AUTO: what MC_KVFERRY_OFFLOAD_STORE, MC_KVFERRY_OFFLOAD_LOAD and MC_KVFERRY_POLICY say. */

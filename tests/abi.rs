@@ -49,7 +49,7 @@ fn the_headers_structures_are_the_librarys() {
         "kvferry_pages" => Pages { address, numbers, count, page_stride, layer_stride, row_stride }
         "kvferry_paged" => Paged { local, remote, layers, rows, row_bytes }
         "kvferry_request" => Request { opcode, reserved, source, target, offset, length }
-        "kvferry_submit_options" => SubmitOptions { struct_size, producer_kind, without_kernel, producer, offload_mode, reserved }
+        "kvferry_submit_options" => SubmitOptions { struct_size, producer_kind, without_kernel, producer, offload_mode, reserved, behind, behind_count }
         "kvferry_batch_status" => BatchStatus { struct_size, state, path, bytes, failure, reserved }
         "kvferry_statistics" => Statistics { struct_size, pinned_bytes, staging_bytes, rejected_connections }
         "kvferry_api" => Api {
@@ -171,6 +171,8 @@ fn ten_thousand_random_calls_are_answered() {
             producer: null_mut(),
             offload_mode: random.random_range(0..5),
             reserved: 0,
+            behind: &raw const batch,
+            behind_count: random.random_range(0..2),
         };
         if random.random_range(0..4) > 0 {
             options.struct_size = size_of::<SubmitOptions>() as u64;

@@ -217,7 +217,16 @@ unsafe fn submit(
     let offload = *modes.get(given.offload_mode as usize).ok_or_else(|| {
         Refusal::invalid(format!("offload_mode {} is none of 0 to 3", given.offload_mode))
     })?;
-    let options = SubmitOptions { after, without_kernel: given.without_kernel != 0, offload };
+    let count = usize::try_from(given.behind_count).unwrap_or(usize::MAX);
+    // SAFETY: the caller's contract.
+    let behind = unsafe { list("behind", given.behind, count) }?;
+    if let Some(other) = behind.iter().find(|batch| batch.engine != engine) {
+        let text = format!("a batch to run behind is engine {}'s, not {engine}'s", other.engine);
+        return Err(Refusal::invalid(text));
+    }
+    let behind: Vec<_> = behind.iter().map(|batch| BatchId::from_bits(batch.id)).collect();
+    let without_kernel = given.without_kernel != 0;
+    let options = SubmitOptions { after, behind: &behind, without_kernel, offload };
     let id = plugin.engine.submit_parts(parts, &options)?;
     // SAFETY: the caller's contract.
     unsafe { put("batch", batch, BatchHandle { engine, id: id.to_bits() }) }

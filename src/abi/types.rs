@@ -141,6 +141,10 @@ pub struct SubmitOptions {
     pub offload_mode: u32,
     /// Zero.
     pub reserved: u32,
+    /// Batches to run behind.
+    pub behind: *const BatchHandle,
+    /// How many.
+    pub behind_count: u64,
 }
 
 /// `kvferry_batch_status`.

@@ -141,7 +141,7 @@ static void misuse(kvferry_engine engine, kvferry_target target, uint64_t memory
     IS(api->submit_ranges(target, KVFERRY_WRITE, &range, 1, NULL, &batch), KVFERRY_INVALID_ARGUMENT);
     kvferry_target stale = {engine, 12345};
     IS(api->submit_ranges(stale, KVFERRY_WRITE, &range, 1, NULL, &batch), KVFERRY_NOT_FOUND);
-    kvferry_submit_options options = {sizeof options, 9, 0, NULL, KVFERRY_OFFLOAD_AUTO, 0};
+    kvferry_submit_options options = {sizeof options, 9, 0, NULL, KVFERRY_OFFLOAD_AUTO, 0, NULL, 0};
     IS(api->submit_ranges(target, KVFERRY_WRITE, &range, 1, &options, &batch), KVFERRY_INVALID_ARGUMENT);
     options.struct_size = 3;
     IS(api->submit_ranges(target, KVFERRY_WRITE, &range, 1, &options, &batch), KVFERRY_INVALID_ARGUMENT);
@@ -253,7 +253,7 @@ int main(int count, char **arguments) {
             kvferry_pages here = {memory, local, PAGES, ROW, PAGES * ROW, 0};
             kvferry_pages there = {theirs, remote, PAGES, ROW, PAGES * ROW, 0};
             kvferry_paged paged = {here, there, LAYERS, 1, ROW};
-            kvferry_submit_options options = {sizeof options, KVFERRY_NO_PRODUCER, 1, NULL, KVFERRY_OFFLOAD_AUTO, 0};
+            kvferry_submit_options options = {sizeof options, KVFERRY_NO_PRODUCER, 1, NULL, KVFERRY_OFFLOAD_AUTO, 0, NULL, 0};
             OK(api->submit_paged(target, KVFERRY_WRITE, &paged, 1, &options, &batch));
             finish(batch);
             memset(bytes, 0, SIZE);
