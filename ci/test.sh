@@ -28,6 +28,7 @@ ci/with-hip-shim.sh cargo test --workspace --all-features -- rocm
 ci/with-hip-shim.sh cargo test --workspace --all-features --test rocm
 ci/with-hip-shim.sh kvferry doctor | grep "^| rocm:1"
 ci/with-hip-shim.sh kvferry bench --device rocm:0 --peer-device rocm:1 --shape R2,W18 --iterations 3
+ci/with-hip-shim.sh kvferry bench --transport offload --device rocm:0 --shape R6 --cache 16x8x4096 --most-pieces 300 --iterations 2
 # The plugin, from C: on host memory, and on the stand-ins.
 ci/abi.sh
 ci/with-hip-shim.sh ci/abi.sh rocm:0

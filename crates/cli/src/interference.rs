@@ -139,8 +139,7 @@ pub(crate) fn window(
             while begins < length {
                 sleep_until(begins);
                 begins = (begins + BURST_PERIOD).min(length);
-                // A rate that is whole bursts is met by whole bursts, however the product is rounded.
-                let due = (bytes_per_second * begins.as_secs_f64()).round();
+                let due = bytes_per_second * begins.as_secs_f64();
                 while sent < due && (sent == 0.0 || start.elapsed() < length) {
                     transfer()?;
                     sent += bytes.max(1) as f64;
