@@ -245,7 +245,8 @@ impl Peer {
         let (mut checked, extent) =
             check_bounds(op, ranges, &local.windows, remote.windows(), &limits, scratch)?;
         if self.overlap_check == OverlapCheck::Before {
-            check_overlaps(op, ranges, &extent, remote.is_direct(), scratch)?;
+            let one_space = share_memory(&local, &remote, scratch);
+            check_overlaps(op, ranges, &extent, one_space, scratch)?;
         }
         let device = self.one_device(&local, scratch, || {
             ranges
@@ -277,7 +278,8 @@ impl Peer {
         let local = registry.table();
         let checked = check_form_bounds(forms, &local.windows, remote.windows(), scratch)?;
         if self.overlap_check == OverlapCheck::Before {
-            check_form_overlaps(op, forms, remote.is_direct(), scratch)?;
+            let one_space = share_memory(&local, &remote, scratch);
+            check_form_overlaps(op, forms, one_space, scratch)?;
         }
         let device = self.one_device(&local, scratch, || {
             scratch.forms().iter().map(|form| (form.form, form.local.low))
@@ -559,6 +561,14 @@ impl Peer {
     fn scratches(&self) -> MutexGuard<'_, Vec<Scratches>> {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether a piece of a list in bounds may read what another one writes: both ends are addresses of
+/// this process, and of one device. All local ends lie on one, or the list is refused.
+fn share_memory(local: &Table, remote: &RemoteWindows, scratch: &Scratch) -> bool {
+    let home = scratch.local_windows().next().map(|window| local.allocations[window].device);
+    let mut owners = scratch.remote_windows().map(|window| remote.allocation(window).device);
+    remote.is_direct() && owners.any(|owner| Some(owner) == home)
 }
 
 /// The end of a checked list that is host memory, if one is and the other is not, or if the processor
