@@ -698,3 +698,33 @@ fn over_the_tails_budget_batches_go_step_by_step_with_pauses() {
     assert_eq!(bench.finish(id).0, State::Completed);
     bench.check(WAYS[0], &ranges, &pieces, &SubmitOptions::default());
 }
+
+#[test]
+fn neighbouring_pages_of_all_layers_are_one_2d_copy_of_wider_rows() {
+    let (device, control) = simulated();
+    let bench = Bench::new(&device, SMALL, 3 << 20);
+    let (layers, pages, page) = (64u64, 16u64, 1000u64);
+    // Side by side at both ends, layers apart.
+    let at = |layer: u64, number: u64| {
+        let inside = number * page;
+        (layer * (pages + 3) * page + inside, layer * (pages + 9) * page + inside, page)
+    };
+    let pieces: Pieces = (0..pages)
+        .flat_map(|number| (0..layers).map(move |layer| (layer, number)))
+        .map(|(layer, number)| at(layer, number))
+        .collect();
+    let numbers: Vec<u32> = (0..pages as u32).collect();
+    for way in WAYS {
+        let ranges: Vec<_> = pieces.iter().map(|&piece| way.range(&bench, piece)).collect();
+        let end = |addr, apart: u64| Pages::whole(addr, &numbers, page, (pages + apart) * page);
+        let (gpu, host) = (end(bench.gpu.addr(), 3), end(bench.host.addr(), 9));
+        let (local, remote) = if way.gpu_is_local { (gpu, host) } else { (host, gpu) };
+        let form = Paged::whole_pages(local, remote, layers as u32, page);
+        let calls = || control.calls("copy_rows") + control.calls("copy");
+        let before = calls();
+        bench.check(way, &ranges, &pieces, &asks(OffloadMode::Direct));
+        assert_eq!(calls() - before, 1, "the list, {way:?}");
+        bench.check(way, &[form], &pieces, &asks(OffloadMode::Direct));
+        assert_eq!(calls() - before, 2, "the form, {way:?}");
+    }
+}
