@@ -120,15 +120,19 @@ pub(super) fn append(blocks: &mut Vec<Rows>, piece: CopyDescriptor, borders: &Bo
             return;
         }
     }
-    // The block is whole: perhaps it lies beside the one before.
+    close(blocks, borders);
+    let CopyDescriptor { src, dst, len } = piece;
+    blocks.push(Rows { src, dst, len, src_pitch: 0, dst_pitch: 0, count: 1 });
+}
+
+/// The last block is whole: perhaps it lies beside the one before, and both are one of wider rows.
+pub(super) fn close(blocks: &mut Vec<Rows>, borders: &Borders) {
     if let [.., before, last] = &mut blocks[..] {
-        let end = CopyDescriptor { src: last.src, dst: last.dst, len: last.len };
-        if borders.same(before, &end) && before.join(last) {
+        let begin = CopyDescriptor { src: last.src, dst: last.dst, len: last.len };
+        if borders.same(before, &begin) && before.join(last) {
             blocks.pop();
         }
     }
-    let CopyDescriptor { src, dst, len } = piece;
-    blocks.push(Rows { src, dst, len, src_pitch: 0, dst_pitch: 0, count: 1 });
 }
 
 /// Pieces that are looked at before all are: enough to tell what kind of list it is.

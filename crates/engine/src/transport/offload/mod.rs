@@ -28,9 +28,8 @@ use kvferry_device::{
 use self::bounce::Bounce;
 use self::choice::{Calls, Shape};
 pub use self::choice::{Choice, Reason};
-use self::fragments::Borders;
 pub(super) use self::fragments::Direction;
-use self::fragments::{Fragments, append};
+use self::fragments::{Borders, Fragments, append, close};
 use self::image::{Image, ImageStage};
 pub(crate) use self::paced::Paced;
 use self::paced::{Job, Worker};
@@ -506,6 +505,7 @@ fn step_without_buffers(
         } else {
             let mut blocks = Vec::new();
             step.iter().for_each(|piece| append(&mut blocks, *piece, &borders));
+            close(&mut blocks, &borders);
             split(blocks, &mut compact, &mut large);
         }
         let mut pieces = SliceSource(&tiles);
@@ -593,6 +593,7 @@ fn start_direct(
                         append(&mut blocks, *piece, &borders);
                     }
                 }
+                close(&mut blocks, &borders);
                 split(blocks, &mut compact, &mut large);
             }
         }
