@@ -93,6 +93,12 @@ pub trait StageSource {
     /// Whether there is another step.
     fn has_next(&self) -> bool;
 
+    /// DMAs of the next step that are known before its pieces are: they start while those are packed,
+    /// and the pieces wait for them.
+    fn ahead(&mut self) -> &[CompactCopy<'_>] {
+        &[]
+    }
+
     /// Writes the next step's pieces to the front of `slot`, as many as it likes up to all that fit.
     ///
     /// Steps take turns on two streams: one begins when the last but one has ended, and runs beside

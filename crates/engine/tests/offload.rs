@@ -9,7 +9,7 @@ use kvferry_device::sim::{Fault, SimControl, SimOptions, sim};
 use kvferry_device::{Device, Vendor};
 use kvferry_engine::{
     BatchId, Buffer, Config, Consumer, Copies, Engine, Error, OffloadMode, Op, Paged, Pages, Part,
-    Path, Producer, Range, State, Strided, SubmitOptions, Target,
+    Path, Producer, Range, Reason, State, Strided, SubmitOptions, Target,
 };
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
@@ -581,4 +581,120 @@ fn a_device_that_is_lost_amid_a_batch_ends_it_as_lost() {
             control.release();
         }
     }
+}
+
+#[test]
+fn knobs_choose_the_way_of_each_direction_and_a_submission_goes_before_them() {
+    let choose = |knobs: &[(&str, &str)], way: Way, offload: OffloadMode| {
+        let bench = Bench::new(&simulated().0, &[SMALL, knobs].concat(), 3 << 20);
+        let (ranges, _) = scattered(&bench, way, 600);
+        let id = bench.submit(way.op(), &ranges, &asks(offload)).expect("submits");
+        let choice = bench.engine.choice(id).expect("known").expect("an offload");
+        assert_eq!(bench.finish(id).0, State::Completed);
+        (choice.mode, choice.reason)
+    };
+    let (store, load, auto) = (WAYS[0], WAYS[1], OffloadMode::Auto);
+    let knobs = [("MC_KVFERRY_OFFLOAD_STORE", "kernel"), ("MC_KVFERRY_OFFLOAD_LOAD", "direct")];
+    assert_eq!(choose(&knobs, store, auto), (OffloadMode::Kernel, Reason::Knob));
+    assert_eq!(choose(&knobs, load, auto), (OffloadMode::Direct, Reason::Knob));
+    let asked = choose(&knobs, store, OffloadMode::Staged);
+    assert_eq!(asked, (OffloadMode::Staged, Reason::Asked));
+    let together = (OffloadMode::Staged, Reason::TogetherInHostMemory);
+    assert_eq!(choose(&[], store, auto), together);
+    let quickest = choose(&[("MC_KVFERRY_POLICY", "throughput")], load, auto);
+    assert_eq!(quickest, (OffloadMode::Kernel, Reason::TooFewToStage));
+    let strict = choose(&[("MC_KVFERRY_POLICY", "strict")], store, auto);
+    assert_eq!(strict, (OffloadMode::Direct, Reason::Strict));
+    let off = choose(&[("MC_KVFERRY_KERNEL", "off")], store, auto);
+    assert_eq!(off, (OffloadMode::Direct, Reason::WithoutKernel));
+}
+
+#[test]
+fn the_bounce_and_pinned_memory_keep_to_their_knobs() {
+    let (device, control) = simulated();
+    let knobs = [("MC_KVFERRY_OFFLOAD_BOUNCE_MB", "2"), ("MC_KVFERRY_OFFLOAD_CHUNK_BYTES", "256K")];
+    let bench = Bench::new(&device, &knobs, 3 << 20);
+    assert_eq!(bench.engine.bounce_bytes(), 0, "made at first use");
+    let (ranges, _) = scattered(&bench, WAYS[0], 600);
+    let staged = asks(OffloadMode::Staged);
+    let submit = || bench.submit(Op::Write, &ranges, &staged).expect("submits");
+    control.hold();
+    let held: Vec<_> = (0..20).map(|_| submit()).collect();
+    // Of the store's half: chunks and what alignment takes.
+    let most = (1 << 20) + (1 << 20) / 32 + (64 << 10);
+    assert!((1 << 18..=most).contains(&bench.engine.bounce_bytes()));
+    control.release();
+    for id in held {
+        assert_eq!(bench.finish(id).0, State::Completed);
+    }
+
+    let bench = Bench::new(&device, &[("MC_KVFERRY_PINNED_MB", "2")], 3 << 20);
+    let (ranges, _) = scattered(&bench, WAYS[0], 100);
+    let refused = bench.submit(Op::Write, &ranges, &staged).expect_err("over the budget");
+    assert_eq!(refused, Error::PinnedBudget { bytes: bench.host.len(), used: 0, budget: 2 << 20 });
+    let refused = bench.engine.lock_host(bench.host.addr(), &device);
+    assert!(matches!(refused, Err(Error::PinnedBudget { .. })), "{refused:?}");
+}
+
+#[test]
+fn a_batch_behind_one_that_goes_step_by_step_waits_for_all_of_it() {
+    let knobs = [SMALL, &[("MC_KVFERRY_MAX_RATE", "8M")]].concat();
+    let bench = Bench::new(&simulated().0, &knobs, 2 << 20);
+    let (ranges, pieces) = scattered(&bench, WAYS[0], 256);
+    for offload in OffloadMode::ALL {
+        fill(&bench.gpu, 7);
+        fill(&bench.host, 0);
+        let store = bench.submit(Op::Write, &ranges, &asks(offload)).expect("submits");
+        // Back from where the store writes, to another place.
+        let range = Range {
+            local: bench.gpu.addr() + (1 << 20) + (1 << 17),
+            remote: bench.host.addr() + (255 << 12),
+            len: 4096,
+        };
+        let behind = &[store];
+        let options = SubmitOptions { behind, ..asks(offload) };
+        let load = bench.submit(Op::Read, &[range], &options).expect("submits");
+        assert_eq!(bench.finish(load).0, State::Completed);
+        let stored = bench.engine.poll(store).expect("known").state;
+        assert_eq!(stored, State::Completed, "{offload}");
+        assert_eq!(bench.finish(store).0, State::Completed);
+        let host = bytes(&bench.host);
+        for &(_, at, len) in &pieces {
+            assert!(host[at as usize..(at + len) as usize].iter().all(|&byte| byte == 7));
+        }
+        let gpu = bytes(&bench.gpu);
+        let at = (1 << 20) + (1 << 17);
+        assert!(gpu[at..at + 4096].iter().all(|&byte| byte == 7), "{offload}: loaded too early");
+    }
+}
+
+#[test]
+fn over_the_tails_budget_batches_go_step_by_step_with_pauses() {
+    let (device, control) = simulated();
+    let knobs = [SMALL, &[("MC_KVFERRY_POLICY", "tail")]].concat();
+    let bench = Bench::new(&device, &knobs, 3 << 20);
+    let (ranges, pieces) = scattered(&bench, WAYS[0], 600);
+    let step = |percent: u32| {
+        let time = Duration::from_micros(3000) * (100 + percent) / 100;
+        bench.engine.record_step(0, time);
+    };
+    let choice = || {
+        let id = bench.submit(Op::Write, &ranges, &SubmitOptions::default()).expect("submits");
+        (id, bench.engine.choice(id).expect("known").expect("an offload"))
+    };
+    (0..256).for_each(|_| step(0));
+    let (id, calm) = choice();
+    assert!(!calm.in_steps, "{calm}");
+    assert_eq!(bench.finish(id).0, State::Completed);
+    step(0);
+    control.hold();
+    let (id, _) = choice();
+    // A round of steps beside the batch, a third of them longer than the budget allows.
+    (0..256).for_each(|at| step(if at % 3 == 0 { 20 } else { 0 }));
+    control.release();
+    assert_eq!(bench.finish(id).0, State::Completed);
+    let (id, over) = choice();
+    assert!(over.in_steps && over.mode == OffloadMode::Staged, "{over}");
+    assert_eq!(bench.finish(id).0, State::Completed);
+    bench.check(WAYS[0], &ranges, &pieces, &SubmitOptions::default());
 }

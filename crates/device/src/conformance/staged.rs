@@ -98,6 +98,14 @@ impl StageSource for Steps<'_> {
         self.next < self.passage.pieces
     }
 
+    fn ahead(&mut self) -> &[CompactCopy<'_>] {
+        if self.is_ahead() {
+            let end = self.passage.pieces.min(self.next + self.passage.step);
+            self.dma = [self.rows(end).compact()];
+        }
+        if self.is_ahead() { &self.dma } else { &[] }
+    }
+
     fn next(&mut self, slot: &mut [CopyDescriptor]) -> Stage<'_> {
         let passage = self.passage;
         let step = self.next / passage.step;
@@ -111,17 +119,32 @@ impl StageSource for Steps<'_> {
                 if passage.load { (gathered, scattered) } else { (scattered, gathered) };
             *place = CopyDescriptor { src, dst, len: PIECE };
         }
-        let run = passage.run() + first * PIECE;
-        let (src, dst) = if passage.load { (run, buffer) } else { (buffer, run) };
-        let count = end - first;
-        let rows = Rows { src, dst, len: PIECE, src_pitch: PIECE, dst_pitch: PIECE, count };
-        self.dma = [rows.compact()];
+        self.dma = [self.rows(end).compact()];
         self.next = end;
         assert!(
             end == passage.pieces || end.is_multiple_of(passage.step),
             "a step fits into a slot"
         );
-        Stage { pieces: count as usize, dma: &self.dma, dma_first: passage.load }
+        let (pieces, dma_first) = ((end - first) as usize, passage.load);
+        let dma = if self.is_ahead() { &[] } else { &self.dma[..] };
+        Stage { pieces, dma, dma_first }
+    }
+}
+
+impl Steps<'_> {
+    /// Loads of even steps say early what they read.
+    fn is_ahead(&self) -> bool {
+        self.passage.load && self.passage.step.is_multiple_of(2)
+    }
+
+    /// Between the buffer of the next step and the run, up to piece `end`.
+    fn rows(&self, end: u64) -> Rows {
+        let (passage, first) = (self.passage, self.next);
+        let buffer = passage.buffer(first / passage.step);
+        let run = passage.run() + first * PIECE;
+        let (src, dst) = if passage.load { (run, buffer) } else { (buffer, run) };
+        let count = end - first;
+        Rows { src, dst, len: PIECE, src_pitch: PIECE, dst_pitch: PIECE, count }
     }
 }
 

@@ -26,9 +26,11 @@ impl<D: Driver> GpuQueue<D> {
                 used = 0;
             }
             let slot = open.slot.expect("one was just taken, or is not used up");
+            self.begin_stage(open, turn, staged.behind)?;
+            // SAFETY: the caller's contract.
+            unsafe { self.copy_compact(open, staged.stages.ahead()) }?;
             let place = &mut self.slot(slot)[used..];
             let Stage { pieces, dma, dma_first } = staged.stages.next(place);
-            self.begin_stage(open, turn, staged.behind)?;
             if dma_first {
                 // SAFETY: the caller's contract.
                 unsafe { self.copy_compact(open, dma) }?;

@@ -44,6 +44,8 @@ pub enum Reason {
     TogetherInHostMemory,
     /// Short pieces that lie apart in host memory, where a DMA each would take far longer.
     ApartInHostMemory,
+    /// Short pieces, too few of them for a buffer in between to pay.
+    TooFewToStage,
     /// There is no device memory to stage in.
     NoBounce,
 }
@@ -68,6 +70,7 @@ impl Display for Reason {
             Self::LongPieces => "a DMA for each piece costs little",
             Self::TogetherInHostMemory => "short pieces that lie together in host memory",
             Self::ApartInHostMemory => "short pieces that lie apart in host memory",
+            Self::TooFewToStage => "short pieces, too few for a buffer in between to pay",
             Self::NoBounce => "there is no device memory to stage in",
         })
     }
@@ -216,11 +219,14 @@ pub(super) fn choose(
     let Times { staged, kernel, direct } = Times::of(&shape);
     // A launch on host memory holds multiprocessors for as long as the link takes, thirty times as
     // long as staging does: worth waiting for, up to a point.
-    let patience = if policy == Policy::Throughput { 1.0 } else { 1.8 };
+    const PATIENCE: f64 = 1.8;
+    let patience = if policy == Policy::Throughput { 1.0 } else { PATIENCE };
     if direct <= staged.min(kernel) {
         choice(Direct, direct_reason)
     } else if staged <= kernel * patience {
         choice(Staged, Reason::TogetherInHostMemory)
+    } else if staged <= kernel * PATIENCE {
+        choice(Kernel, Reason::TooFewToStage)
     } else {
         choice(Kernel, Reason::ApartInHostMemory)
     }

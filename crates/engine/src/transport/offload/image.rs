@@ -116,6 +116,13 @@ impl StageSource for ImageStage<'_> {
         !self.taken
     }
 
+    fn ahead(&mut self) -> &[CompactCopy<'_>] {
+        match self.direction {
+            Direction::Store => &[],
+            Direction::Load => &self.dma,
+        }
+    }
+
     fn next(&mut self, slot: &mut [CopyDescriptor]) -> Stage<'_> {
         self.taken = true;
         let Image { low, len, .. } = self.image;
@@ -137,7 +144,11 @@ impl StageSource for ImageStage<'_> {
                 done += tile;
             }
         }
-        Stage { pieces: count, dma: &self.dma, dma_first: self.direction == Direction::Load }
+        let dma = match self.direction {
+            Direction::Store => &self.dma[..],
+            Direction::Load => &[],
+        };
+        Stage { pieces: count, dma, dma_first: false }
     }
 }
 
