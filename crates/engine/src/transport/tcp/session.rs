@@ -24,8 +24,9 @@ use crate::transport::staging::Staging;
 const AT_ONCE: usize = 4;
 
 /// Bytes of its requests that a lane has before it, not gathered or not arrived yet, when it takes the
-/// next one: what moves while a request finds its way.
-const BACKLOG: u64 = 1 << 20;
+/// next one: a READ finds its way to the first byte in the time of a few slices (on an H200 machine,
+/// reads of 64 MiB took 6.0 ms with a quarter of it, and 5.0 with this).
+const BACKLOG: u64 = 4 << 20;
 
 /// Connections that a request may be sent on.
 const ATTEMPTS: u32 = 3;
