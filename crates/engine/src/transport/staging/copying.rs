@@ -1,8 +1,8 @@
 //! The copies that fill slices and empty them.
 //!
-//! A submission costs the host some 20 us, one after the other, and lanes that wait for each other's
-//! fall asleep. So a lane only lists its copy. Whoever has the queue submits what is listed, several
-//! slices at once: one launch for all of their pieces, and a DMA for each.
+//! A submission costs the host some 30 us, one after the other, and lanes that wait for each other's
+//! fall asleep. So a lane only lists its copy, and submits if nobody else does just now. What is
+//! listed then goes several slices at once: one launch for all of their pieces, and a DMA for each.
 
 use std::fmt::{self, Debug};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -82,6 +82,10 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn is_listed(stage: &Mutex<Stage>) -> bool {
+    matches!(*locked(stage), Stage::Listed)
+}
+
 impl Copying {
     /// How it ended, once.
     pub(in super::super) fn ended(&mut self) -> Option<Ended> {
@@ -112,7 +116,7 @@ impl Queued {
         let pool = &self.held.as_ref()?.0.pool;
         let mut stage = locked(&self.stage).clone();
         if let Stage::Listed = stage {
-            pool.submit_listed(pool.lane.try_lock()?);
+            pool.submit_listed(pool.lane.try_lock()?, || is_listed(&self.stage));
             stage = locked(&self.stage).clone();
         }
         let (ticket, failure) = match stage {
@@ -140,10 +144,9 @@ impl Queued {
 
     /// Its stage once it is not listed any more.
     fn submitted(&self) -> Stage {
-        // The lock is not kept: whoever submits takes it.
-        let is_listed = matches!(*locked(&self.stage), Stage::Listed);
-        if let Some((slice, _)) = self.held.as_ref().filter(|_| is_listed) {
-            slice.pool.submit_listed(slice.pool.lane.lock());
+        if let Some((slice, _)) = self.held.as_ref().filter(|_| is_listed(&self.stage)) {
+            let pool = &slice.pool;
+            pool.submit_listed(pool.lane.lock(), || is_listed(&self.stage));
         }
         locked(&self.stage).clone()
     }
@@ -224,15 +227,20 @@ pub(in super::super) unsafe fn copy(
     let (staging, held) = (Arc::clone(staging), Some((slice, hold)));
     let queued = Queued { staging, stage, held, watched: false };
     if let Some(queue) = pool.lane.try_lock() {
-        pool.submit_listed(queue);
+        pool.submit_listed(queue, || is_listed(&queued.stage));
     }
     Copying::Queued(queued)
 }
 
 impl Pool {
-    /// Submits all that is listed.
-    fn submit_listed(&self, mut queue: MutexGuard<'_, Box<dyn Queue>>) {
-        loop {
+    /// Submits what is listed, as long as that is wanted: who waits for nothing that is listed has a
+    /// socket to look after.
+    fn submit_listed(
+        &self,
+        mut queue: MutexGuard<'_, Box<dyn Queue>>,
+        is_wanted: impl Fn() -> bool,
+    ) {
+        while is_wanted() {
             let mut group = Vec::with_capacity(GROUP);
             {
                 let mut listed = locked(&self.listed);

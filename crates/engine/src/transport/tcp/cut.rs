@@ -17,8 +17,8 @@ use crate::target::{RemoteRegion, RemoteTable};
 /// Ranges of one request; the wire's limit is 16,000, and its frame has room for segments beside.
 const RANGES: usize = 8192;
 
-/// Bytes of one share, but for the last ones of a list: enough for a lane to be busy, few enough to
-/// share a transfer among lanes.
+/// Bytes of one share, a whole number of the least: enough for a lane to be busy, few enough to share a
+/// transfer among lanes, and whole slices of the default size.
 const LEAST: u64 = 1 << 20;
 const MOST: u64 = 16 << 20;
 
@@ -44,8 +44,11 @@ pub(super) struct Share {
 /// small ones last, so that the lanes end together. A transfer that is small for its lanes gives each
 /// of them one.
 pub(super) fn share_bytes(total: u64, left: u64, lanes: u64) -> u64 {
-    let least = total.div_ceil(lanes).min(LEAST);
-    (left / (2 * lanes)).clamp(least, MOST).next_multiple_of(64 << 10)
+    let each = total.div_ceil(lanes).next_multiple_of(64 << 10);
+    if each <= LEAST {
+        return each;
+    }
+    (left / (2 * lanes)).next_multiple_of(LEAST).clamp(LEAST, MOST)
 }
 
 /// Divides a list that has `total` bytes.
@@ -359,14 +362,16 @@ mod tests {
         let found = shares(64 << 20, 8);
         assert_eq!(found[0], 4 << 20);
         assert!(found.is_sorted_by(|before, after| before >= after), "{found:?}");
-        assert_eq!(found[found.len() - 2], LEAST);
-        assert!(found.len() < 48, "{}", found.len());
+        assert!(found.iter().all(|bytes| bytes.is_multiple_of(LEAST)), "{found:?}");
+        assert_eq!(found.last(), Some(&LEAST));
+        assert!(found.len() < 40, "{}", found.len());
     }
 
     #[test]
     fn a_small_transfer_is_one_share_a_lane() {
         assert_eq!(shares(8_110_080, 8).len(), 8);
         assert_eq!(shares(1 << 20, 8).len(), 8);
+        assert_eq!(shares(8 << 20, 8).len(), 8);
         assert_eq!(shares(10, 8).len(), 1);
     }
 

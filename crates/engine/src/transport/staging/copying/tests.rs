@@ -89,7 +89,7 @@ fn copies_that_come_while_another_thread_has_the_queue_are_one_submission() {
             copies.push((at, count, it.begin(slice, at * 100, count)));
         }
         assert_eq!(it.control.calls("store"), before[0], "nobody waits, and nothing is lost");
-        it.pool.submit_listed(queue);
+        it.pool.submit_listed(queue, || true);
         for (at, count, mut copying) in copies {
             let (slice, result) = until(|| copying.ended());
             result.unwrap();
@@ -115,7 +115,7 @@ fn a_submission_goes_one_way_and_copies_keep_their_order() {
         .zip(sides)
         .map(|(at, side)| it.begin(it.slice(side).unwrap(), at * 100, 10))
         .collect();
-    it.pool.submit_listed(queue);
+    it.pool.submit_listed(queue, || true);
     assert_eq!(it.control.calls("store") - before, 3, "sends, a receive, two sends");
     for mut copying in copies {
         until(|| copying.ended()).1.unwrap();
@@ -130,10 +130,24 @@ fn the_lane_with_the_least_to_send_comes_first() {
         [7, 0, 7, 3, 0].map(|ahead| it.begin_behind(ahead, it.slice(Side::Send).unwrap(), 0, 10));
     let order: Vec<_> = locked(&it.pool.listed).iter().map(|listed| listed.ahead).collect();
     assert_eq!(order, [0, 0, 3, 7, 7]);
-    it.pool.submit_listed(queue);
+    it.pool.submit_listed(queue, || true);
     for mut copying in copies {
         until(|| copying.ended()).1.unwrap();
     }
+}
+
+#[test]
+fn nobody_submits_more_than_what_its_own_copy_needs() {
+    let it = Fixture::new();
+    let queue = it.pool.lane.lock();
+    let mut first = it.begin(it.slice(Side::Send).unwrap(), 0, 10);
+    let mut second = it.begin(it.slice(Side::Receive).unwrap(), 100, 10);
+    drop(queue);
+    let before = it.control.calls("store");
+    until(|| first.ended()).1.unwrap();
+    assert_eq!(it.control.calls("store") - before, 1);
+    until(|| second.ended()).1.unwrap();
+    assert_eq!(it.control.calls("store") - before, 2);
 }
 
 #[test]
@@ -164,7 +178,7 @@ fn a_copy_that_the_driver_refuses_says_so_to_each_and_gives_slices_back() {
         let queue = it.pool.lane.lock();
         let copies = [0, 1].map(|at| it.begin(it.slice(Side::Send).unwrap(), at * 100, 20));
         it.control.fail(call, 0, Fault::Refused);
-        it.pool.submit_listed(queue);
+        it.pool.submit_listed(queue, || true);
         for mut copying in copies {
             let (slice, result) = until(|| copying.ended());
             assert!(slice.is_some() && result.is_err(), "{call}");

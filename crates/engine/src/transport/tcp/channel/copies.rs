@@ -14,18 +14,6 @@ use crate::transport::staging::{Side, copy};
 /// How long a lane waits for a slice before it takes a slower path.
 pub(super) const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Bytes that are gathered first, where nothing is on its way yet.
-const FIRST: u64 = 512 << 10;
-
-/// Bytes to gather next: about as many as are `ahead` of it, so that the first ones leave early and the
-/// socket never waits for a large copy; and of a request behind which there is nothing, half of what is
-/// `left`, so that little is left to apply when its last byte has come.
-fn extent(ahead: u64, left: u64, is_last: bool, most: u64) -> u64 {
-    let ramp = ahead.max(FIRST);
-    let tail = if is_last { (left / 2).max(FIRST) } else { u64::MAX };
-    ramp.min(tail).next_multiple_of(4096).min(most).min(left)
-}
-
 impl Channel {
     /// Payload is whole: applies it.
     pub(in super::super) fn arrived<E: End>(&mut self, end: &mut E, landing: &Landing) {
@@ -95,7 +83,6 @@ impl Channel {
         let Some(agreed) = self.agreed else { return };
         let most = u64::from(agreed.extent_bytes).min(self.staging.slice_bytes());
         while let Some(&request) = self.sending.front() {
-            let is_last = self.sending.len() == 1;
             let Some(it) = self.moves.get_mut(&request) else {
                 self.sending.pop_front();
                 continue;
@@ -104,7 +91,7 @@ impl Channel {
                 self.sending.pop_front();
                 continue;
             }
-            let length = extent(self.ahead, it.left(), is_last, most);
+            let length = most.min(it.left());
             let Home::Device(device) = it.layout.home else {
                 let checksum = match agreed.checksums {
                     true => {
@@ -129,10 +116,8 @@ impl Channel {
             };
             let slices = self.gathering.len() + self.slices.len();
             let taken = self.staging.pool(device).and_then(|pool| {
-                // Half of the slices at most for one peer, so that a slow one leaves some; and no
-                // more than what keeps the socket busy, so that they stay in the processor's caches.
-                let most_slices = (pool.send_slices / (2 * self.depth)).max(2);
-                if slices >= most_slices || self.ahead >= 2 * most {
+                // Half of the slices at most for one peer, so that a slow one leaves some.
+                if slices >= (pool.send_slices / (2 * self.depth)).max(2) {
                     return Ok(None);
                 }
                 let waited = self.waits[0].is_some_and(|since| since.elapsed() >= PATIENCE);
@@ -210,48 +195,5 @@ fn sum_up(sum: &mut Checksum, from: Cursor, layout: &Layout, length: u64) {
         bytes.iter().for_each(|bytes| sum.update(&bytes.to_send()));
         from.advance(layout, count);
         left -= count;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Extents of a request while the socket takes all that is ahead whenever `drained` says so.
-    fn extents(length: u64, is_last: bool, drained: impl Fn(usize) -> bool) -> Vec<u64> {
-        let (mut left, mut ahead, mut found) = (length, 0, Vec::new());
-        while left > 0 {
-            let next = extent(ahead, left, is_last, 1 << 20);
-            (left, ahead) = (left - next, if drained(found.len()) { 0 } else { ahead + next });
-            found.push(next);
-        }
-        found
-    }
-
-    #[test]
-    fn extents_grow_from_small_ones_and_shrink_towards_the_end() {
-        let kib: Vec<_> =
-            extents(8 << 20, true, |_| false).iter().map(|bytes| bytes >> 10).collect();
-        assert_eq!(kib[..3], [512, 512, 1024]);
-        assert_eq!(kib[kib.len() - 3..], [1024, 512, 512]);
-        assert!(kib.iter().all(|&kib| kib <= 1024));
-    }
-
-    #[test]
-    fn nothing_shrinks_where_more_follows() {
-        let found = extents(8 << 20, false, |_| false);
-        assert_eq!(found.last(), Some(&(1 << 20)));
-    }
-
-    #[test]
-    fn extents_are_small_where_the_socket_has_nothing_else() {
-        assert!(extents(8 << 20, false, |_| true).iter().all(|&bytes| bytes == FIRST));
-    }
-
-    #[test]
-    fn extents_have_all_bytes_of_any_request() {
-        for length in [1, 4095, 4097, FIRST - 1, FIRST + 1, (3 << 20) + 17] {
-            assert_eq!(extents(length, true, |at| at % 3 == 0).iter().sum::<u64>(), length);
-        }
     }
 }
