@@ -95,3 +95,51 @@ pub(super) fn by_host(pieces: &mut Vec<CopyDescriptor>, direction: Direction, me
     sorted.extend(keys.iter().map(|&(_, at)| pieces[at as usize]));
     std::mem::swap(pieces, sorted);
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn pieces_are_in_order_of_host_memory_and_all_there(
+            hosts in prop::collection::vec(0u64..1 << 44, 0..300), shift in 0u32..20, store: bool,
+        ) {
+            let direction = if store { Direction::Store } else { Direction::Load };
+            let mut pieces: Vec<_> = hosts.iter().zip(0u64..).map(|(host, at)| {
+                let (host, device) = (host >> shift << shift, at);
+                let (src, dst) = if store { (device, host) } else { (host, device) };
+                CopyDescriptor { src, dst, len: 1 }
+            }).collect();
+            let mut expected = pieces.clone();
+            expected.sort_by_key(|piece| direction.host(piece));
+            by_host(&mut pieces, direction, &mut Memory::default());
+            let host = |piece: &CopyDescriptor| direction.host(piece);
+            prop_assert!(pieces.is_sorted_by_key(host));
+            for list in [&mut pieces, &mut expected] {
+                list.sort_unstable_by_key(|piece| (piece.src, piece.dst));
+            }
+            prop_assert_eq!(pieces, expected);
+        }
+    }
+
+    #[test]
+    fn sorting_is_worth_it_where_most_pieces_touch_another_and_only_there() {
+        let list = |hosts: &mut dyn Iterator<Item = u64>| -> Vec<CopyDescriptor> {
+            hosts.map(|host| CopyDescriptor { src: 0, dst: host, len: 4096 }).collect()
+        };
+        let worth = |pieces: &[CopyDescriptor]| {
+            is_worth_it(pieces, Direction::Store, pieces.len() as u64 * 4096)
+        };
+        // 7919 is a prime, so each slot comes once.
+        assert!(worth(&list(&mut (0..5000).map(|at| at * 7919 % 5000 * 4096))), "dense");
+        assert!(worth(&list(&mut (0..5000).map(|at| at * 7919 % 5000 * 4352))), "small gaps");
+        // 100 pages of 50 pieces, far apart, layer by layer.
+        let pages = (0..5000).map(|at| at % 100 * (1 << 24) + at / 100 * 4096);
+        assert!(worth(&list(&mut pages.into_iter())), "pages apart");
+        assert!(!worth(&list(&mut (0..5000).map(|at| at * 7919 % 5000 * 9000))), "apart");
+        assert!(!worth(&[]));
+    }
+}
