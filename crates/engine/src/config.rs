@@ -345,7 +345,7 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "MC_TCP_SLICE_SIZE",
-        default: "1M",
+        default: "2M",
         accepts: "4K to 64M bytes (suffixes K, M, G)",
         about: "bytes that one lane stages and sends at a time; slots are cut into slices of this",
     },

@@ -18,7 +18,7 @@ use crate::target::{RemoteRegion, RemoteTable};
 const RANGES: usize = 8192;
 
 /// Bytes of one share, a whole number of the least: enough for a lane to be busy, few enough to share a
-/// transfer among lanes, and whole slices of the default size.
+/// transfer among lanes, and whole extents.
 const LEAST: u64 = 1 << 20;
 const MOST: u64 = 16 << 20;
 

@@ -14,6 +14,10 @@ use crate::transport::staging::{Side, copy};
 /// How long a lane waits for a slice before it takes a slower path.
 pub(super) const PATIENCE: Duration = Duration::from_millis(100);
 
+/// Bytes that are gathered, sent and applied at once: these, so that the first leave early and little is
+/// left to apply behind the last, or a quarter of a large request, so that submissions are few.
+const EXTENT: u64 = 1 << 20;
+
 impl Channel {
     /// Payload is whole: applies it.
     pub(in super::super) fn arrived<E: End>(&mut self, end: &mut E, landing: &Landing) {
@@ -91,7 +95,7 @@ impl Channel {
                 self.sending.pop_front();
                 continue;
             }
-            let length = most.min(it.left());
+            let length = (it.layout.length / 4).max(EXTENT).min(most).min(it.left());
             let Home::Device(device) = it.layout.home else {
                 let checksum = match agreed.checksums {
                     true => {
