@@ -1,7 +1,7 @@
 //! The C ABI: what `include/kvferry.h` declares, one exported function and the table behind it.
 //!
 //! Handles are numbers that are looked up, never pointers, so a stale or a foreign one is an answer
-//! and not a crash. Every call runs in [`guard::call`], which lets no panic out and refuses forked
+//! and not a crash. Every call runs in `guard::call`, which lets no panic out and refuses forked
 //! processes.
 
 mod calls;
