@@ -689,8 +689,8 @@ fn over_the_tails_budget_batches_go_step_by_step_with_pauses() {
     step(0);
     control.hold();
     let (id, _) = choice();
-    // A round of steps beside the batch, a third of them longer than the budget allows.
-    (0..256).for_each(|at| step(if at % 3 == 0 { 20 } else { 0 }));
+    // Two rounds of steps beside the batch, a third of them longer than the budget allows.
+    (0..2 * 256).for_each(|at| step(if at % 3 == 0 { 20 } else { 0 }));
     control.release();
     assert_eq!(bench.finish(id).0, State::Completed);
     let (id, over) = choice();
