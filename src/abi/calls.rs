@@ -37,7 +37,7 @@ pub(super) unsafe extern "C" fn create(
         // SAFETY: as above.
         let settings = unsafe { settings(&given) }?;
         let config = config_of(&settings)?;
-        log(&settings);
+        log(&config);
         // SAFETY: as above.
         let names = unsafe { text("devices", given.devices) }?;
         // SAFETY: as above.
@@ -88,8 +88,7 @@ fn config_of(settings: &[(&str, &str)]) -> Result<Config, Refusal> {
         let found = settings.iter().rev().find(|(given, _)| *given == name);
         found.map(|(_, value)| OsString::from(value)).or_else(|| std::env::var_os(name))
     };
-    let is_known =
-        |name: &str| name == LOG || kvferry_engine::KNOBS.iter().any(|knob| knob.name == name);
+    let is_known = |name: &str| kvferry_engine::KNOBS.iter().any(|knob| knob.name == name);
     if let Some((name, _)) = settings.iter().find(|(name, _)| !is_known(name)) {
         let text = format!("{name} is not a knob of this version; `kvferry doctor` lists them");
         return Err(Refusal { status: super::status::BAD_SETTING, text });
@@ -97,18 +96,12 @@ fn config_of(settings: &[(&str, &str)]) -> Result<Config, Refusal> {
     Ok(Config::from_lookup(given)?)
 }
 
-/// The filter of what goes to standard error.
-const LOG: &str = "MC_KVFERRY_LOG";
-
 /// Warnings go to standard error, unless the process has a subscriber of its own.
-fn log(settings: &[(&str, &str)]) {
-    let given = settings.iter().rev().find(|(name, _)| *name == LOG).map(|(_, value)| *value);
-    let filter = given.map(str::to_owned).or_else(|| std::env::var(LOG).ok());
-    let filter = tracing_subscriber::EnvFilter::builder()
-        .with_default_directive(tracing::Level::WARN.into())
-        .parse_lossy(filter.unwrap_or_default());
-    let _ =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+fn log(config: &Config) {
+    let subscriber = tracing_subscriber::fmt().with_max_level(config.log);
+    if subscriber.with_writer(std::io::stderr).try_init().is_ok() {
+        Config::warn_of_unknown_names();
+    }
 }
 
 fn address(text: &str) -> Result<SocketAddr, Refusal> {

@@ -9,6 +9,8 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tracing::level_filters::LevelFilter;
+
 use crate::request::OffloadMode;
 
 /// What kvferry lets an operator change.
@@ -100,6 +102,8 @@ pub struct Config {
     pub tcp_checksums: bool,
     /// Holds the key that both ends of a lane must have. `MC_KVFERRY_AUTH_KEY_FILE`.
     pub auth_key_file: Option<PathBuf>,
+    /// What the shared library writes to standard error. `MC_KVFERRY_LOG`.
+    pub log: LevelFilter,
     settings: Vec<Setting>,
 }
 
@@ -391,6 +395,12 @@ pub const KNOBS: &[Knob] = &[
         accepts: "an absolute path",
         about: "a file of mode 0600 with the key that both ends of a TCP lane must have",
     },
+    Knob {
+        name: "MC_KVFERRY_LOG",
+        default: "warn",
+        accepts: "off, error, warn, info, debug or trace",
+        about: "what the shared library writes to standard error, unless the process has a subscriber of tracing's; the command has KVFERRY_LOG",
+    },
 ];
 
 /// What is shown for a knob that has no value of its own.
@@ -438,11 +448,17 @@ impl Config {
     /// # Errors
     /// The first knob whose value is not accepted.
     pub fn from_env() -> Result<Self, KnobError> {
+        Self::warn_of_unknown_names();
+        Self::from_lookup(|name| std::env::var_os(name))
+    }
+
+    /// Warns about names in the environment that look like knobs and are none, as
+    /// [`Config::from_env`] does.
+    pub fn warn_of_unknown_names() {
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         for name in unknown(names) {
             tracing::warn!("{name} is not a knob of this version; `kvferry doctor` lists them");
         }
-        Self::from_lookup(|name| std::env::var_os(name))
     }
 
     /// Reads knobs through `lookup`.
@@ -512,6 +528,10 @@ impl Config {
                 .read("MC_KVFERRY_TCP_CHECKSUMS", choice(&["1", "on"], &["0", "off"]))?,
             auth_key_file: reader.read_if_set("MC_KVFERRY_AUTH_KEY_FILE", |text| {
                 Some(PathBuf::from(text)).filter(|path| path.is_absolute())
+            })?,
+            log: reader.read("MC_KVFERRY_LOG", |text| match text {
+                "off" | "error" | "warn" | "info" | "debug" | "trace" => text.parse().ok(),
+                _ => None,
             })?,
             settings: reader.settings,
         })
