@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvferry_device::{CopyDescriptor, CopySource, QueueOptions, Work};
+use kvferry_device::{Capabilities, CopyDescriptor, CopySource, Queue, QueueOptions, Work};
 
 use crate::engine::Engine;
 use crate::error::Result;
@@ -24,19 +24,8 @@ pub fn bare_launches(
     ranges: &[Range],
     times: usize,
 ) -> Result<Option<Vec<Duration>>> {
-    let mut scratch = Scratch::default();
-    let plan = engine.peer().plan_ranges(&mut scratch, engine.registry(), target, op, ranges)?;
-    let device = engine.peer().device(plan.device);
-    let kernel = device.info().capabilities.contains(kvferry_device::Capabilities::KERNEL);
-    if !kernel || plan.checked.large > 0 {
-        return Ok(None);
-    }
-    let mut descriptors = Vec::new();
-    let count = pack(&plan, ranges.len(), &mut descriptors);
-    if count == 0 {
-        return Ok(None);
-    }
-    let mut queue = Arc::clone(device).queue(&queue_options(engine, plan.device, count, 1))?;
+    let Some((plan, descriptors)) = prepare(engine, target, op, ranges)? else { return Ok(None) };
+    let mut queue = open_queue(engine, plan.device, descriptors.len(), 1)?;
     let completions = queue.completions();
     let mut took = Vec::with_capacity(times);
     for _ in 0..times {
@@ -72,17 +61,9 @@ pub fn bare_kernel(
     ranges: &[Range],
     times: usize,
 ) -> Result<Option<Vec<Duration>>> {
-    let mut scratch = Scratch::default();
-    let plan = engine.peer().plan_ranges(&mut scratch, engine.registry(), target, op, ranges)?;
-    let device = engine.peer().device(plan.device);
-    let kernel = device.info().capabilities.contains(kvferry_device::Capabilities::KERNEL);
-    let mut descriptors = Vec::new();
-    let count = pack(&plan, ranges.len(), &mut descriptors);
-    if !kernel || plan.checked.large > 0 || count == 0 {
-        return Ok(None);
-    }
-    let row = (ROW_DESCRIPTORS / count).clamp(2, 8);
-    let mut queue = Arc::clone(device).queue(&queue_options(engine, plan.device, count, row))?;
+    let Some((plan, descriptors)) = prepare(engine, target, op, ranges)? else { return Ok(None) };
+    let row = (ROW_DESCRIPTORS / descriptors.len()).clamp(2, 8);
+    let mut queue = open_queue(engine, plan.device, descriptors.len(), row)?;
     let completions = queue.completions();
     let mut took = Vec::with_capacity(times);
     // The first row warms up.
@@ -136,9 +117,8 @@ pub fn packing(
     Ok(took)
 }
 
-/// Packs what a launch copies to the front of `descriptors`, which grows where it must, and returns
-/// how many they are.
-fn pack(plan: &RangePlan<'_>, ranges: usize, descriptors: &mut Vec<CopyDescriptor>) -> usize {
+/// Packs what a launch copies into `descriptors`, of which then there are no others.
+fn pack(plan: &RangePlan<'_>, ranges: usize, descriptors: &mut Vec<CopyDescriptor>) {
     descriptors.resize(descriptors.len().max(ranges), CopyDescriptor::default());
     let mut pieces = plan.pieces(Want::Small);
     let mut count = 0;
@@ -153,13 +133,36 @@ fn pack(plan: &RangePlan<'_>, ranges: usize, descriptors: &mut Vec<CopyDescripto
         }
     }
     descriptors.truncate(count);
-    count
+}
+
+/// Checks a list and packs all that one launch of it copies; the plan holds what that touches. `None`
+/// as for [`bare_launches`].
+fn prepare<'a>(
+    engine: &Engine,
+    target: &Target,
+    op: Op,
+    ranges: &'a [Range],
+) -> Result<Option<(RangePlan<'a>, Vec<CopyDescriptor>)>> {
+    let mut scratch = Scratch::default();
+    let plan = engine.peer().plan_ranges(&mut scratch, engine.registry(), target, op, ranges)?;
+    let info = engine.peer().device(plan.device).info();
+    if !info.capabilities.contains(Capabilities::KERNEL) || plan.checked.large > 0 {
+        return Ok(None);
+    }
+    let mut descriptors = Vec::new();
+    pack(&plan, ranges.len(), &mut descriptors);
+    Ok((!descriptors.is_empty()).then_some((plan, descriptors)))
 }
 
 /// A queue of one stream, whose slots hold so many descriptors, each a launch.
-fn queue_options(engine: &Engine, device: usize, descriptors: usize, slots: usize) -> QueueOptions {
+fn open_queue(
+    engine: &Engine,
+    device: usize,
+    descriptors: usize,
+    slots: usize,
+) -> Result<Box<dyn Queue>> {
     let values = engine.peer().tuning(device).values;
-    QueueOptions {
+    let options = QueueOptions {
         ring_slots: slots,
         // One more than it holds, so that the queue sees the end without asking for another slot.
         slot_descriptors: descriptors + 1,
@@ -169,7 +172,8 @@ fn queue_options(engine: &Engine, device: usize, descriptors: usize, slots: usiz
         high_priority: engine.config().high_priority,
         stall_timeout: engine.config().stall_timeout,
         tile_bytes: values.tile_bytes,
-    }
+    };
+    Ok(Arc::clone(engine.peer().device(device)).queue(&options)?)
 }
 
 /// Packs the slot the first time. Afterwards the ring's only slot holds the descriptors already,

@@ -504,10 +504,8 @@ impl Peer {
         submitted.bytes = parts.iter().map(|(plan, _)| plan.bytes()).sum();
         let grid = lane.tuning.values.max_grid_blocks;
         let loads = Load::joined(loads.collect());
-        // SAFETY: the check of bounds found every copy inside registered memory, which its
-        // registrant promised to keep until it is unregistered; the holds keep regions registered
-        // and peers mapped until the batch ends, and it ends only once the queue says that this
-        // submission is done.
+        // SAFETY: every copy was found inside registered memory, which its registrant keeps; the holds
+        // keep regions registered and peers mapped until the queue says that this is done.
         unsafe { Load::submit(loads, lane, kernel, grid, order, &mut submitted) }?;
         Ok(submitted)
     }
