@@ -153,7 +153,7 @@ impl Facts {
 
     /// The span of the batch, from its submission to its end, in the names that OpenTelemetry has for
     /// what it has names for. It costs next to nothing as long as no subscriber wants it.
-    pub(crate) fn span(&self, parts: &[Part<'_>], path: Path, bytes: u64) -> Span {
+    pub(crate) fn span(&self, parts: &[Part<'_>], bytes: u64) -> Span {
         let span = tracing::debug_span!(
             target: "kvferry::batch",
             "batch",
@@ -164,10 +164,10 @@ impl Facts {
             "peer.service" = Empty,
             "kvferry.transport" = self.transport.name(),
             "kvferry.direction" = self.flow.name(),
-            "kvferry.path" = path.name(),
+            "kvferry.path" = Empty,
             "kvferry.pieces" = self.pieces,
             "kvferry.bytes" = bytes,
-            "kvferry.fallback" = self.fallback.map(Fallback::name),
+            "kvferry.fallback" = Empty,
         );
         if !span.is_disabled() {
             let mut targets: Vec<_> = parts.iter().map(|part| part.target.name()).collect();
@@ -184,7 +184,7 @@ impl Ended<'_> {
         if span.is_disabled() {
             return;
         }
-        // What a slot could not take is known only now.
+        // Both may change while it runs.
         span.record("kvferry.path", self.path.name());
         span.record("kvferry.fallback", self.facts.fallback.map(Fallback::name));
         match self.failure {

@@ -350,7 +350,7 @@ impl Engine {
         };
         let fallback = fallback.or(choice.and_then(|choice| choice.reason.fallback()));
         let facts = Facts { fallback, ..Facts::new(parts, began, transport) };
-        let told = Told { span: facts.span(parts, path, bytes), facts };
+        let told = Told { span: facts.span(parts, bytes), facts };
         let pending = AllPending { submissions: pending.into(), paced: paced.into(), transfer };
         let id = self.batches.insert_running(pending, failure, bytes, (path, choice), holds, told);
         if let Some(notifier) = self.notifier.get() {
