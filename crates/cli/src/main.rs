@@ -6,6 +6,7 @@ mod case;
 mod chaos;
 mod decode;
 mod doctor;
+mod endpoint;
 pub mod forms;
 mod interference;
 pub mod layout;

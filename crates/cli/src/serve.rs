@@ -15,7 +15,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use serde::Serialize;
 
-use crate::Failure;
+use crate::{Failure, endpoint};
 
 #[derive(Args, Debug)]
 pub(crate) struct Options {
@@ -32,6 +32,10 @@ pub(crate) struct Options {
     /// Whose memory: host, cuda:N or rocm:N
     #[arg(long, default_value = "host")]
     device: DeviceName,
+    /// Metrics for Prometheus at http://HOST:PORT/metrics; a port alone is one of the loopback
+    /// address, and port 0 takes any free one. Whoever reaches it can read them
+    #[arg(long, value_name = "HOST:PORT", value_parser = endpoint::address)]
+    metrics: Option<SocketAddr>,
     /// Write the line that says where the memory is to this file, too; it is removed at the end
     #[arg(long, value_name = "FILE")]
     segment_file: Option<PathBuf>,
@@ -49,12 +53,16 @@ struct Ready<'a> {
     /// Where Mooncake's TCP transport listens; null if it is refused.
     data_port: Option<u16>,
     device: String,
+    /// Where Prometheus asks for metrics; null if nowhere.
+    metrics: Option<SocketAddr>,
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     // Before there are other threads, so that none of them takes a signal.
     let signals = signals()?;
     let config = Config::from_env()?;
+    // Before the engine, so that all it counts is there.
+    let recorder = options.metrics.map(|_| endpoint::install()).transpose()?;
     let (listen, host) = resolve(&options.listen)?;
     // A host's name stays what peers open, an address says it by itself.
     let name = options.name.clone().or_else(|| host.map(|host| format!("{host}:0")));
@@ -66,12 +74,22 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let node_options = NodeOptions { listen, name, batch_listen, ..NodeOptions::default() };
     let node = Node::start(Arc::clone(&engine), &node_options)?;
 
+    let metrics = match (options.metrics, recorder) {
+        (Some(address), Some(recorder)) => {
+            let engine = Arc::downgrade(&engine);
+            let gauges = move || engine.upgrade().iter().for_each(|engine| set_gauges(engine));
+            Some(endpoint::serve(address, recorder, gauges)?)
+        }
+        _ => None,
+    };
+
     let ready = Ready {
         name: node.name(),
         address: buffer.addr(),
         length: buffer.len(),
         data_port: node.data_port(),
         device: device.info().to_string(),
+        metrics,
     };
     let line = serde_json::to_string(&ready)? + "\n";
     let _file = options.segment_file.as_deref().map(|path| SegmentFile::write(path, &line));
@@ -80,6 +98,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     output.write_all(line.as_bytes())?;
     output.flush()?;
     wait(&signals)
+}
+
+/// What is so now, and is no count.
+fn set_gauges(engine: &Engine) {
+    let registered: u64 = engine.segment().regions.iter().map(|region| region.len).sum();
+    metrics::gauge!("kvferry_registered_bytes").set(registered as f64);
+    metrics::gauge!("kvferry_pinned_bytes").set(engine.pinned_account().used() as f64);
 }
 
 /// Blocks the signals that end a server, and makes them readable.

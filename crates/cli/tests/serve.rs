@@ -1,7 +1,8 @@
 //! `kvferry serve` as its users run it.
 
 use std::fs::Permissions;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -90,6 +91,75 @@ fn a_server_is_reached_by_the_batch_protocol_at_the_address_that_it_listens_on()
     assert_eq!((status.state, status.path), (State::Completed, Path::Tcp));
 }
 
+/// What Prometheus reads at an address.
+fn scrape(address: &str) -> prometheus_parse::Scrape {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: kvferry\r\n\r\n").expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("text");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+    assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
+    let lines = body.lines().map(|line| Ok(line.to_owned()));
+    prometheus_parse::Scrape::parse(lines).expect("the text format")
+}
+
+#[test]
+fn prometheus_reads_what_peers_moved_by_each_socket() {
+    let server = Server::start(&["--memory", "1M", "--metrics", "0"], Stdio::piped());
+    let host = kvferry_device::host().expect("host memory");
+    let mut config = Config::default();
+    config.force_tcp = true;
+    let engine = Engine::new(config, vec![host]).expect("an engine");
+    let buffer = engine.allocate(&engine.devices()[0], 4096).expect("memory");
+    let node = Node::start(Arc::clone(&engine), &NodeOptions::default()).expect("a node");
+    let range = |len| Range { local: buffer.addr(), remote: server.number("address"), len };
+
+    let peer = node.open(server.text("name")).expect("the server");
+    for (op, len) in [(Op::Write, 4000), (Op::Write, 96), (Op::Read, 1000)] {
+        let batch = engine.submit(peer.target(), op, &[range(len)]).expect("a good list");
+        let status = engine.wait(batch, Duration::from_secs(20)).expect("it ends");
+        assert_eq!(status.state, State::Completed);
+    }
+    let stock = node.open_mooncake(server.text("name")).expect("the server");
+    let written = stock.submit(Op::Write, &[range(14)]).expect("a good list");
+    assert_eq!(written.wait(Duration::from_secs(20)), TransferState::Completed);
+
+    // A server counts a request of Mooncake's when it is asked for the next one, or for the
+    // connection's end: after it has answered, so not before the client goes on.
+    let address = server.text("metrics");
+    let count = |name: &str, transport: &str, direction: &str| {
+        let wanted = [("transport", transport), ("direction", direction)];
+        let scrape = scrape(address);
+        let mut samples = scrape.samples.iter().filter(|sample| {
+            sample.metric == name
+                && wanted.iter().all(|(label, value)| sample.labels.get(label) == Some(value))
+        });
+        match samples.next().map(|sample| &sample.value) {
+            Some(prometheus_parse::Value::Counter(count)) => *count,
+            other => panic!("{name} of {transport} is {other:?} in {scrape:#?}"),
+        }
+    };
+    assert_eq!(count("kvferry_served_bytes_total", "tcp", "write"), 4096.0);
+    assert_eq!(count("kvferry_served_requests_total", "tcp", "write"), 2.0);
+    assert_eq!(count("kvferry_served_bytes_total", "tcp", "read"), 1000.0);
+    let read = stock.submit(Op::Read, &[range(14)]).expect("a good list");
+    assert_eq!(read.wait(Duration::from_secs(20)), TransferState::Completed);
+    assert_eq!(count("kvferry_served_bytes_total", "mooncake", "write"), 14.0);
+    let registered = scrape(address);
+    let mut gauges = registered.samples.iter().filter(|it| it.metric == "kvferry_registered_bytes");
+    let gauge = gauges.next().map(|sample| &sample.value);
+    assert!(matches!(gauge, Some(prometheus_parse::Value::Gauge(bytes)) if *bytes == 1048576.0));
+    assert!(registered.docs.contains_key("kvferry_served_bytes_total"), "it says what it is");
+}
+
+#[test]
+fn metrics_are_served_on_the_loopback_address_and_only_if_asked_for() {
+    let server = Server::start(&["--memory", "4096"], Stdio::piped());
+    assert_eq!(server.ready["metrics"], Value::Null);
+    let server = Server::start(&["--memory", "4096", "--metrics", "0"], Stdio::piped());
+    assert!(server.text("metrics").starts_with("127.0.0.1:"), "{}", server.ready);
+}
+
 /// Starts a server with a key, and says which data port it prints and what it says beside that.
 fn with_key(knobs: &[(&str, &str)]) -> (Value, String) {
     let directory = tempfile::tempdir().expect("a folder");
@@ -150,6 +220,8 @@ fn what_cannot_be_served_is_said_in_one_line() {
         (vec!["--memory", "4096", "--listen", &taken], "cannot listen on"),
         (vec!["--memory", "4096", "--listen", "0.0.0.0:0"], "needs a name"),
         (vec!["--memory", "4096", "--listen", "nowhere"], "nowhere"),
+        (vec!["--memory", "4096", "--metrics", &taken], "cannot listen for Prometheus"),
+        (vec!["--memory", "4096", "--metrics", "nowhere"], "write a port"),
         (vec!["--memory", "0"], "expected bytes"),
         (vec!["--memory", "1G", "--device", "gpu"], "expected host, cuda:N or rocm:N"),
     ] {

@@ -25,11 +25,13 @@ pub enum Transport {
     Tcp,
     /// Some of its targets by lanes and some not.
     Mixed,
+    /// Mooncake's own framing, by a node's peer.
+    Mooncake,
 }
 
 impl Transport {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::None, Self::Peer, Self::Offload, Self::Tcp, Self::Mixed];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::None, Self::Peer, Self::Offload, Self::Tcp, Self::Mixed, Self::Mooncake];
 
     /// As labels spell it.
     pub fn name(self) -> &'static str {
@@ -39,6 +41,7 @@ impl Transport {
             Self::Offload => "offload",
             Self::Tcp => "tcp",
             Self::Mixed => "mixed",
+            Self::Mooncake => "mooncake",
         }
     }
 }
@@ -68,8 +71,8 @@ impl Flow {
         let mut ops = parts.iter().filter(|part| !part.copies.are_empty()).map(|part| part.op);
         match ops.next() {
             Some(first) if ops.any(|op| op != first) => Self::Both,
-            Some(Op::Read) => Self::Read,
-            Some(Op::Write) | None => Self::Write,
+            Some(op) => op.into(),
+            None => Self::Write,
         }
     }
 
@@ -79,6 +82,15 @@ impl Flow {
             Self::Write => "write",
             Self::Read => "read",
             Self::Both => "both",
+        }
+    }
+}
+
+impl From<Op> for Flow {
+    fn from(op: Op) -> Self {
+        match op {
+            Op::Write => Self::Write,
+            Op::Read => Self::Read,
         }
     }
 }

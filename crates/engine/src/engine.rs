@@ -9,7 +9,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::batch::{AllPending, BatchId, BatchStatus, Batches, End, Holds, Path, State, Told};
 use crate::buffer::Buffer;
 use crate::config::Config;
-use crate::ended::{Ended, Facts, Transport};
+use crate::ended::{Ended, Facts, Flow, Transport};
 use crate::error::{Error, Result};
 use crate::mapping::MappingCache;
 use crate::meters::Meters;
@@ -536,6 +536,22 @@ impl Engine {
         if let Some(notifier) = self.notifier.get() {
             notifier.signal();
         }
+    }
+
+    /// Counts a transfer by a transport of a node's, Mooncake's, that used memory of this engine.
+    #[doc(hidden)]
+    pub fn count_transfer(
+        &self,
+        op: Op,
+        (pieces, bytes): (u64, u64),
+        submitted: Instant,
+        failure: Option<&Error>,
+    ) {
+        let flow = Flow::from(op);
+        let (transport, fallback) = (Transport::Mooncake, None);
+        let facts = Facts { transport, flow, pieces, submitted, fallback };
+        let (path, time) = (Path::Tcp, submitted.elapsed());
+        self.tell(&Ended { facts, path, bytes, time, failure });
     }
 
     /// Counts a batch that ended.

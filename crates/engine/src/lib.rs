@@ -34,6 +34,7 @@ pub use ended::{Fallback, Flow, Transport};
 pub use engine::Engine;
 pub use error::{Error, FormError, FormPage, FormPiece, RangeError, Result, Side};
 pub use lease::Lease;
+pub use meters::Served;
 pub use pinned::{PinnedAccount, PinnedShare};
 pub use plan::{FormPieces, Op, Paged, Pages, Range, Strided};
 pub use profile::{Profile, Tuning};

@@ -12,6 +12,7 @@ use metrics::{Counter, Histogram, Unit};
 use crate::batch::Path;
 use crate::ended::{Ended, Fallback, Flow, Transport};
 use crate::error::Error;
+use crate::plan::Op;
 
 /// The series of one engine.
 #[derive(Debug)]
@@ -85,6 +86,42 @@ impl Meters {
     }
 }
 
+/// What peers read and wrote of this process's memory through a socket that it serves.
+///
+/// What peers on this host move by themselves, through mappings, is in their own counts alone.
+pub struct Served {
+    /// By [`Op`].
+    series: [(Counter, Counter); 2],
+}
+
+impl Served {
+    /// Of a transport by that name. The recorder that is installed now is the one that gets it.
+    pub fn new(transport: &'static str) -> Self {
+        let series = |direction: &'static str| {
+            let labels = [("transport", transport), ("direction", direction)];
+            let requests = metrics::counter!("kvferry_served_requests_total", &labels);
+            (requests, metrics::counter!("kvferry_served_bytes_total", &labels))
+        };
+        Self { series: [series("write"), series("read")] }
+    }
+
+    /// Counts a request that was done.
+    pub fn count(&self, op: Op, bytes: u64) {
+        let (requests, total) = match op {
+            Op::Write => &self.series[0],
+            Op::Read => &self.series[1],
+        };
+        requests.increment(1);
+        total.increment(bytes);
+    }
+}
+
+impl std::fmt::Debug for Served {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Served").finish_non_exhaustive()
+    }
+}
+
 /// Failures are rare: their handles are looked up each time.
 fn failed(transport: &'static str, direction: &'static str, error: &Error) {
     let labels = [("transport", transport), ("direction", direction), ("kind", error.kind())];
@@ -125,4 +162,10 @@ fn describe() {
     );
     counter!("kvferry_failures_total", Unit::Count, "Batches that failed or were refused");
     counter!("kvferry_fallbacks_total", Unit::Count, "Batches that went a slower way");
+    counter!(
+        "kvferry_served_requests_total",
+        Unit::Count,
+        "Requests of peers that were done by a socket of this process"
+    );
+    counter!("kvferry_served_bytes_total", Unit::Bytes, "Bytes of these requests");
 }

@@ -145,3 +145,17 @@ fn a_batch_that_goes_a_slower_way_is_counted_with_the_reason() {
     let moved = "transport=peer,path=dma,direction=write,size=under_64K";
     assert_eq!(counter(&all, &format!("kvferry_bytes_total{{{moved}}}")), 2 * 40 * 512);
 }
+
+#[test]
+fn every_metric_has_a_line_in_the_documentation() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let read = |file| std::fs::read_to_string(format!("{root}/{file}")).expect("of this project");
+    let documentation = read("docs/metrics.md");
+    let sources = read("crates/engine/src/meters.rs") + &read("crates/cli/src/serve.rs");
+    let names: Vec<_> =
+        sources.split('"').filter(|literal| literal.starts_with("kvferry_")).collect();
+    assert!(names.len() >= 10, "{names:?}");
+    for name in names {
+        assert!(documentation.contains(&format!("\n| `{name}` |")), "{name} is not documented");
+    }
+}

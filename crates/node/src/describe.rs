@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use kvferry_device::{DeviceUuid, Vendor};
 use kvferry_engine::{
-    AllocationKey, Engine, Identity, Listener, Segment, SegmentAllocation, SegmentRegion,
+    AllocationKey, Engine, Identity, Listener, Segment, SegmentAllocation, SegmentRegion, Served,
 };
 use kvferry_wire::segment::{self as wire, Descriptor, Extension, Protocol, SegmentError};
 use kvferry_wire::{Id, Uuid};
@@ -28,6 +28,8 @@ pub(crate) struct Local {
     pub(crate) data_port: Option<u16>,
     /// Connections that ended because of what they said.
     pub(crate) rejected: AtomicU64,
+    /// By Mooncake's TCP transport.
+    pub(crate) served: Served,
     /// Where the batch protocol is spoken, if it is.
     pub(crate) batch: Option<Listener>,
     /// The port that peers are told, if it is not the listener's.

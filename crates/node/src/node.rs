@@ -2,7 +2,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvferry_engine::{Config, Engine, Identity, Listener};
+use kvferry_engine::{Config, Engine, Identity, Listener, Served};
 use kvferry_wire::segment::Descriptor;
 
 use crate::address::Address;
@@ -86,6 +86,7 @@ impl Node {
             socket,
             data_port: data.as_ref().map(|(_, port)| *port),
             rejected: AtomicU64::new(0),
+            served: Served::new("mooncake"),
             batch,
             batch_port: options.batch_port,
         });

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvferry_engine::{Engine, Lease, Op, Range, RangeError, Side};
 use kvferry_wire::mooncake::{Client, ClientError, Header, Op as WireOp, Version};
@@ -13,7 +13,7 @@ use super::error::TransferError;
 use super::memory::{Memory, MoveError};
 use super::overlap::refuse_overlaps;
 use super::pool::{Lent, Pool};
-use super::transfer::{Ending, Transfer};
+use super::transfer::{Count, Ending, Transfer};
 use crate::address::Address;
 use crate::error::NodeError;
 use crate::handshake;
@@ -152,6 +152,7 @@ impl MooncakePeer {
     /// overlap, [`TransferError::Restarted`]. Nothing moves then; what is found later is in the
     /// transfer's state.
     pub fn submit(&self, op: Op, ranges: &[Range]) -> Result<Transfer, TransferError> {
+        let submitted = Instant::now();
         let inner = &self.inner;
         if self.is_restarted() {
             return Err(TransferError::Restarted { peer: inner.name.clone() });
@@ -161,7 +162,14 @@ impl MooncakePeer {
         for (index, range) in ranges.iter().enumerate() {
             inner.local_pieces(index, range, &mut pieces)?;
         }
-        let (transfer, ending) = Transfer::begin();
+        let (transfer, ending) = Transfer::begin(Count {
+            engine: Arc::clone(&inner.engine),
+            peer: inner.name.clone(),
+            op,
+            pieces: ranges.len() as u64,
+            bytes: pieces.iter().map(|piece| piece.len).sum(),
+            submitted,
+        });
         if pieces.is_empty() {
             ending.say(Ok(()));
             return Ok(transfer);

@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kvferry_wire::mooncake::{Closing, Header, Server, Version};
+use kvferry_engine::Op;
+use kvferry_wire::mooncake::{Closing, Header, Op as WireOp, Server, Version};
 use rustix::net::Shutdown;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
@@ -203,13 +204,14 @@ async fn operate(
 ) -> (End, Option<Version>) {
     let mut server = Server::new();
     let mut memory: Option<Memory> = None;
-    let mut last = None;
+    let (mut asked, mut last): (Option<Header>, _) = (None, None);
     let end = loop {
         if let Some(closing) = server.closing() {
             break End::Said(closing);
         }
         if let Some(request) = server.request() {
             last = Some(request.version);
+            asked = Some(request);
             memory = lease(local, request);
             match &memory {
                 Some(_) => server.allow(),
@@ -224,6 +226,13 @@ async fn operate(
         }
         if server.is_idle() {
             memory = None;
+            if let Some(done) = asked.take() {
+                let op = match done.op {
+                    WireOp::Read => Op::Read,
+                    WireOp::Write => Op::Write,
+                };
+                local.served.count(op, done.length);
+            }
             let listed = idle.enter();
             // What waits already is taken first: a busy connection never sets the timer.
             let begun = tokio::select! {

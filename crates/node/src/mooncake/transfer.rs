@@ -1,5 +1,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use kvferry_engine::{Engine, Error, Op};
 
 use super::error::TransferError;
 
@@ -30,10 +32,11 @@ struct Shared {
 
 impl Transfer {
     /// One that runs, and what ends it.
-    pub(super) fn begin() -> (Self, Ending) {
+    pub(super) fn begin(count: Count) -> (Self, Ending) {
         let state = Mutex::new(TransferState::Running);
         let shared = Arc::new(Shared { state, ended: Condvar::new() });
-        (Self { shared: Arc::clone(&shared) }, Ending { shared, outcome: OnceLock::new() })
+        let ending = Ending { shared: Arc::clone(&shared), outcome: OnceLock::new(), count };
+        (Self { shared }, ending)
     }
 
     /// Where it is now. Does not block.
@@ -55,11 +58,33 @@ impl Shared {
     }
 }
 
+/// What is counted of a transfer when it ends.
+#[derive(Debug)]
+pub(super) struct Count {
+    pub(super) engine: Arc<Engine>,
+    pub(super) peer: String,
+    pub(super) op: Op,
+    pub(super) pieces: u64,
+    pub(super) bytes: u64,
+    pub(super) submitted: Instant,
+}
+
+impl Count {
+    fn ended(&self, outcome: Result<(), &TransferError>) {
+        let failure = outcome
+            .err()
+            .map(|error| Error::Tcp { peer: self.peer.clone(), reason: error.to_string() });
+        let size = (self.pieces, self.bytes);
+        self.engine.count_transfer(self.op, size, self.submitted, failure.as_ref());
+    }
+}
+
 /// Ends a transfer when it is dropped, as failed if nobody said how. Whatever moves bytes holds it.
 #[derive(Debug)]
 pub(super) struct Ending {
     shared: Arc<Shared>,
     outcome: OnceLock<Result<(), TransferError>>,
+    count: Count,
 }
 
 impl Ending {
@@ -71,10 +96,11 @@ impl Ending {
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        *self.shared.state() = match self.outcome.take() {
-            Some(Ok(())) => TransferState::Completed,
-            Some(Err(error)) => TransferState::Failed(error),
-            None => TransferState::Failed(TransferError::Closed),
+        let outcome = self.outcome.take().unwrap_or(Err(TransferError::Closed));
+        self.count.ended(outcome.as_ref().map(drop));
+        *self.shared.state() = match outcome {
+            Ok(()) => TransferState::Completed,
+            Err(error) => TransferState::Failed(error),
         };
         self.shared.ended.notify_all();
     }

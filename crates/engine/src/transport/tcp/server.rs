@@ -19,6 +19,7 @@ use super::channel::{Channel, Role};
 use super::layout::{Grid, Home, Layout, Run};
 use crate::error::{Error, Result};
 use crate::registry::{Pin, Region, Registry};
+use crate::{meters, plan};
 
 /// Lanes that are served at once.
 const LANES: usize = 512;
@@ -46,6 +47,7 @@ struct Door {
     lanes: Mutex<Table>,
     rejected: AtomicU64,
     served: AtomicU64,
+    meters: meters::Served,
     closing: Notify,
 }
 
@@ -113,6 +115,7 @@ impl Listener {
             }),
             rejected: AtomicU64::new(0),
             served: AtomicU64::new(0),
+            meters: meters::Served::new("tcp"),
             closing: Notify::new(),
         });
         let thread = tcp.threads.next();
@@ -449,11 +452,19 @@ impl Server {
         };
         let outstanding = it.outstanding;
         if let Some(status) = status.filter(|_| !served.finished) {
-            if status.is_done() {
-                self.door.served.fetch_add(1, Ordering::Relaxed);
-            }
+            let (is_done, bytes) = (status.is_done(), it.length());
             match end.finish(request, status) {
-                Ok(()) => served.finished = true,
+                Ok(()) => {
+                    served.finished = true;
+                    if is_done {
+                        self.door.served.fetch_add(1, Ordering::Relaxed);
+                        let op = match served.op {
+                            Op::Write => plan::Op::Write,
+                            Op::Read => plan::Op::Read,
+                        };
+                        self.door.meters.count(op, bytes);
+                    }
+                }
                 // The lane is closing, or a payload of it is just landing.
                 Err(error) => tracing::debug!(request, %error, "a request is not finished yet"),
             }
