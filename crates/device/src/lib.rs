@@ -21,6 +21,7 @@ mod host_bytes;
 mod kernel;
 pub mod load;
 mod numa;
+pub mod nvtx;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 mod page_lock;
 #[cfg(any(feature = "cuda", feature = "rocm"))]

@@ -6,6 +6,7 @@ use std::fmt::{self, Display};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvferry_device::Ticket;
+use kvferry_device::nvtx::NvtxRange;
 use tracing::Span;
 
 use crate::ended::{Facts, Fallback};
@@ -181,6 +182,8 @@ struct Running {
 pub(crate) struct Told {
     pub(crate) facts: Facts,
     pub(crate) span: Span,
+    /// On the time line of NVIDIA's tools.
+    pub(crate) _range: Option<NvtxRange>,
 }
 
 #[derive(Debug, Default)]

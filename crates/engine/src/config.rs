@@ -6,7 +6,7 @@
 
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tracing::level_filters::LevelFilter;
@@ -102,6 +102,8 @@ pub struct Config {
     pub tcp_checksums: bool,
     /// Holds the key that both ends of a lane must have. `MC_KVFERRY_AUTH_KEY_FILE`.
     pub auth_key_file: Option<PathBuf>,
+    /// Batches are ranges on the time line of NVIDIA's tools; `None` for none. `MC_KVFERRY_NVTX`.
+    pub nvtx: Option<NvtxLibrary>,
     /// What the shared library writes to standard error. `MC_KVFERRY_LOG`.
     pub log: LevelFilter,
     settings: Vec<Setting>,
@@ -159,6 +161,15 @@ impl Policy {
             _ => None,
         }
     }
+}
+
+/// Which NVTX library shows batches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NvtxLibrary {
+    /// The one that the loader finds.
+    Found,
+    /// This one.
+    At(PathBuf),
 }
 
 /// What is known of a knob before its value.
@@ -396,6 +407,12 @@ pub const KNOBS: &[Knob] = &[
         about: "a file of mode 0600 with the key that both ends of a TCP lane must have",
     },
     Knob {
+        name: "MC_KVFERRY_NVTX",
+        default: "off",
+        accepts: "on, off, or the absolute path of libnvtx3interop.so.1",
+        about: "on shows each batch as a range on the time line of NVIDIA's tools, such as Nsight Systems",
+    },
+    Knob {
         name: "MC_KVFERRY_LOG",
         default: "warn",
         accepts: "off, error, warn, info, debug or trace",
@@ -528,6 +545,11 @@ impl Config {
                 .read("MC_KVFERRY_TCP_CHECKSUMS", choice(&["1", "on"], &["0", "off"]))?,
             auth_key_file: reader.read_if_set("MC_KVFERRY_AUTH_KEY_FILE", |text| {
                 Some(PathBuf::from(text)).filter(|path| path.is_absolute())
+            })?,
+            nvtx: reader.read("MC_KVFERRY_NVTX", |text| match text {
+                "off" | "0" => Some(None),
+                "on" | "1" => Some(Some(NvtxLibrary::Found)),
+                path => Path::new(path).is_absolute().then(|| Some(NvtxLibrary::At(path.into()))),
             })?,
             log: reader.read("MC_KVFERRY_LOG", |text| match text {
                 "off" | "error" | "warn" | "info" | "debug" | "trace" => text.parse().ok(),

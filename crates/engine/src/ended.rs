@@ -1,9 +1,12 @@
 //! What is known of a batch when it is submitted and when it ends: the one place that statistics,
 //! metrics and spans are told from, so that they tell the same.
 
+use std::ffi::CString;
 use std::fmt::{self, Display};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvferry_device::nvtx::{Nvtx, NvtxRange};
 use tracing::Span;
 use tracing::field::{Empty, display};
 
@@ -187,6 +190,14 @@ impl Facts {
             span.record("peer.service", targets.join(","));
         }
         span
+    }
+
+    /// The batch on the time line of NVIDIA's tools, from now to its end.
+    pub(crate) fn range(&self, nvtx: &Arc<Nvtx>, bytes: u64) -> NvtxRange {
+        let Self { transport, flow, pieces, .. } = self;
+        let name = format!("kvferry {flow} by {transport}: {pieces} pieces, {bytes} bytes");
+        // There is no zero in it.
+        nvtx.range(&CString::new(name).unwrap_or_default())
     }
 }
 

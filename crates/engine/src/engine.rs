@@ -3,12 +3,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use kvferry_device::nvtx::Nvtx;
 use kvferry_device::{Consumer, Device, Export};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::batch::{AllPending, BatchId, BatchStatus, Batches, End, Holds, Path, State, Told};
 use crate::buffer::Buffer;
-use crate::config::Config;
+use crate::config::{Config, NvtxLibrary};
 use crate::ended::{Ended, Facts, Flow, Transport};
 use crate::error::{Error, Result};
 use crate::mapping::MappingCache;
@@ -40,6 +41,7 @@ pub struct Engine {
     tcp: Mutex<Option<Arc<Tcp>>>,
     batches: Batches,
     meters: Meters,
+    nvtx: Option<Arc<Nvtx>>,
     notifier: OnceLock<Arc<Notifier>>,
 }
 
@@ -60,6 +62,7 @@ impl Engine {
             peer: Peer::new(&config, &devices)?,
             mappings: Arc::new(MappingCache::new(&config)),
             registry: Registry::of_engine(incarnation, PinnedAccount::new(&config)),
+            nvtx: config.nvtx.as_ref().and_then(open_nvtx),
             config,
             devices,
             tcp: Mutex::default(),
@@ -350,7 +353,8 @@ impl Engine {
         };
         let fallback = fallback.or(choice.and_then(|choice| choice.reason.fallback()));
         let facts = Facts { fallback, ..Facts::new(parts, began, transport) };
-        let told = Told { span: facts.span(parts, bytes), facts };
+        let _range = self.nvtx.as_ref().map(|nvtx| facts.range(nvtx, bytes));
+        let told = Told { span: facts.span(parts, bytes), facts, _range };
         let pending = AllPending { submissions: pending.into(), paced: paced.into(), transfer };
         let id = self.batches.insert_running(pending, failure, bytes, (path, choice), holds, told);
         if let Some(notifier) = self.notifier.get() {
@@ -528,7 +532,7 @@ impl Engine {
         if let Some(error) = failure {
             tracing::warn!(%id, %error, "batch failed");
         }
-        let Told { facts, span } = told;
+        let Told { facts, span, _range } = told;
         let (facts, path, time) = (*facts, status.path, facts.submitted.elapsed());
         let ended = Ended { facts, path, bytes, time, failure };
         ended.record(span);
@@ -586,6 +590,16 @@ impl Drop for Engine {
             notifier.wake();
         }
     }
+}
+
+/// A library that is missing is said and changes nothing else.
+fn open_nvtx(library: &NvtxLibrary) -> Option<Arc<Nvtx>> {
+    let path = match library {
+        NvtxLibrary::Found => None,
+        NvtxLibrary::At(path) => Some(path.as_path()),
+    };
+    let warn = |error: &_| tracing::warn!(%error, "MC_KVFERRY_NVTX: batches are shown nowhere");
+    Nvtx::load(path).inspect_err(warn).ok()
 }
 
 fn not_orderable(what: &'static str) -> Error {

@@ -28,7 +28,9 @@ mod transport;
 
 pub use batch::{BatchId, BatchStatus, Path, State};
 pub use buffer::Buffer;
-pub use config::{Config, KNOBS, Knob, KnobError, OverlapCheck, Policy, Setting, Source};
+pub use config::{
+    Config, KNOBS, Knob, KnobError, NvtxLibrary, OverlapCheck, Policy, Setting, Source,
+};
 pub use devices::{BadDeviceName, DeviceName, open_device, visible_gpus};
 pub use ended::{Fallback, Flow, Transport};
 pub use engine::Engine;
