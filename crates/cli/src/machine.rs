@@ -3,8 +3,6 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use rustix::process::{Resource, getrlimit};
-
 /// Variables whose values are part of a report: those that choose devices, libraries and knobs.
 const VARIABLES: [&str; 8] =
     ["MC_", "HIP_", "ROCR_", "ROCM_", "HSA_", "CUDA_", "NVIDIA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"];
@@ -19,8 +17,18 @@ pub(crate) fn facts() -> String {
         // Writing to a string does not fail.
         let _ = writeln!(text, "{name}: {value}");
     };
+    for (name, file, key) in
+        [("processor", "/proc/cpuinfo", "model name"), ("memory", "/proc/meminfo", "MemTotal")]
+    {
+        let content = std::fs::read_to_string(file).unwrap_or_default();
+        let line = content.lines().find_map(|line| line.strip_prefix(key)?.split_once(':'));
+        fact(name, line.map_or_else(|| "unknown".into(), |(_, value)| value.trim().into()));
+    }
     for (name, file) in [
         ("kernel", "/proc/version"),
+        ("processors", "/sys/devices/system/cpu/online"),
+        ("NUMA nodes", "/sys/devices/system/node/online"),
+        ("huge pages", "/sys/kernel/mm/transparent_hugepage/enabled"),
         ("NVIDIA driver", "/proc/driver/nvidia/version"),
         ("amdgpu driver", "/sys/module/amdgpu/version"),
         ("ptrace scope", "/proc/sys/kernel/yama/ptrace_scope"),
@@ -30,14 +38,11 @@ pub(crate) fn facts() -> String {
         let first = content.as_deref().map(|content| content.lines().next().unwrap_or_default());
         fact(name, first.map_or_else(|error| error.to_string(), str::to_owned));
     }
+    let groups = std::fs::read_dir("/sys/kernel/iommu_groups").map_or(0, Iterator::count);
+    fact("IOMMU groups", groups.to_string());
     for path in ["/dev/kfd", "/dev/dri", "/dev/nvidiactl", "/dev/shm", "/.dockerenv"] {
         let there = Path::new(path).exists();
         fact(path, if there { "there" } else { "not there" }.into());
-    }
-    for (name, resource) in [("locked memory", Resource::Memlock), ("open files", Resource::Nofile)]
-    {
-        let limit = getrlimit(resource).current;
-        fact(name, limit.map_or("no limit".into(), |limit| limit.to_string()));
     }
     for (name, value) in variables(std::env::vars_os()) {
         fact(&name, value);

@@ -408,13 +408,76 @@ fn the_doctor_works_without_any_gpu_and_shows_every_knob_with_its_source() {
     let report = text(&output.stdout);
     let line = report.lines().find(|line| line.contains("MC_KVFERRY_STREAMS")).expect("the knob");
     assert!(line.contains("| 7 ") && line.contains("environment"), "{line}");
-    for expected in ["host:0", "host memory", "MC_KVFERRY_CACHE_DIR", "default", "boot id"] {
+    for expected in [
+        "host:0",
+        "host memory",
+        "MC_KVFERRY_CACHE_DIR",
+        "default",
+        "boot id",
+        "| host:0 | memcpy |",
+        "host:0: TCP, host memory in place",
+        "| memfd_create ",
+        "| open files ",
+        "MC_KVFERRY_STREAM is not a knob of this version; was MC_KVFERRY_STREAMS meant?",
+    ] {
         assert!(report.contains(expected), "{expected} is missing:\n{report}");
     }
     assert!(
         text(&output.stderr).contains("MC_KVFERRY_STREAM is not a knob"),
         "a typo is pointed out"
     );
+}
+
+#[cfg(feature = "rocm")]
+#[test]
+fn the_doctor_says_of_rocm_devices_how_bytes_go_and_why_not_by_the_kernel() {
+    let report = text(&kvferry(&["doctor"], &[]).stdout);
+    if !report.contains("\n| rocm:0 ") {
+        let reason = report.lines().find(|line| line.contains("not available"));
+        return kvferry_device::conformance::skip("rocm", &reason.unwrap_or("no AMD GPU"));
+    }
+    assert!(report.contains("hipRTC: "), "the compiler that was found:\n{report}");
+    assert!(report.contains("rocm:0: TCP, staged through 8 pinned slots of 16 MiB"), "{report}");
+    let report = text(&kvferry(&["doctor"], &[("MC_KVFERRY_KERNEL", "off")]).stdout);
+    let line = report.lines().find(|line| line.contains("rocm:0 to rocm:0")).unwrap_or_default();
+    assert!(line.contains("rocm:0 has no copy kernel: none: turned off"), "{report}");
+    assert!(report.contains("rocm:0: DMA alone; rocm:0 has no copy kernel"), "{report}");
+}
+
+#[test]
+fn a_report_is_one_file_with_the_profiles_that_are_used_and_without_secrets() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (cache, key) = (folder.path().join("cache"), folder.path().join("key"));
+    std::fs::write(&key, "hunter2-in-the-file-of-the-key").expect("written");
+    let file = folder.path().join("report.txt");
+    let file = file.to_str().expect("text");
+    let knobs = [
+        ("MC_KVFERRY_CACHE_DIR", cache.to_str().expect("text")),
+        ("MC_KVFERRY_AUTH_KEY_FILE", key.to_str().expect("text")),
+        ("MC_KVFERRY_AUTH_TOKEN", "hunter3"),
+        ("CUDA_API_KEY", "hunter4"),
+        ("PASSWORD", "hunter5"),
+        ("ROCR_VISIBLE_DEVICES", "0"),
+    ];
+    let arguments = ["doctor", "--calibrate", "--device", "host", "--report", file];
+    let output = kvferry(&arguments, &knobs);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report = std::fs::read_to_string(file).expect("written");
+    for expected in [
+        "Devices",
+        "Libraries and compilers",
+        "Between two processes",
+        "System",
+        "Knobs",
+        "Machine",
+        "ROCR_VISIBLE_DEVICES: 0",
+        "MC_KVFERRY_AUTH_TOKEN is not a knob",
+        "Profile of host:0",
+        "\"batch_min\"",
+    ] {
+        assert!(report.contains(expected), "{expected} is missing:\n{report}");
+    }
+    assert!(!report.contains("hunter"), "a secret:\n{report}");
 }
 
 #[test]

@@ -469,15 +469,6 @@ impl Config {
         Self::from_lookup(|name| std::env::var_os(name))
     }
 
-    /// Warns about names in the environment that look like knobs and are none, as
-    /// [`Config::from_env`] does.
-    pub fn warn_of_unknown_names() {
-        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        for name in unknown(names) {
-            tracing::warn!("{name} is not a knob of this version; `kvferry doctor` lists them");
-        }
-    }
-
     /// Reads knobs through `lookup`.
     ///
     /// # Errors
@@ -594,13 +585,6 @@ impl Default for Config {
 }
 
 const CACHE: &str = "MC_KVFERRY_CACHE_DIR";
-
-/// Names that look like knobs of ours and are not.
-fn unknown(names: impl Iterator<Item = String>) -> impl Iterator<Item = String> {
-    names.filter(|name| {
-        name.starts_with("MC_KVFERRY_") && KNOBS.iter().all(|knob| knob.name != name)
-    })
-}
 
 struct Reader<'a> {
     lookup: &'a dyn Fn(&str) -> Option<OsString>,
@@ -802,12 +786,5 @@ mod tests {
             Ok(vec!["/opt/rocm-7.2/lib".into(), standard.clone()])
         );
         assert_eq!(directories("rocm"), Ok(vec![standard]));
-    }
-
-    #[test]
-    fn a_name_like_a_knob_that_is_none_is_noticed() {
-        let names = ["MC_KVFERRY_STREAM", "MC_KVFERRY_STREAMS", "MC_TCP_LANES_PER_PEER", "PATH"]
-            .map(String::from);
-        assert_eq!(unknown(names.into_iter()).collect::<Vec<_>>(), ["MC_KVFERRY_STREAM"]);
     }
 }

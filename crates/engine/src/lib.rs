@@ -25,6 +25,7 @@ mod segment;
 mod store;
 mod target;
 mod transport;
+mod unknown_knob;
 
 pub use batch::{BatchId, BatchStatus, Path, State};
 pub use buffer::Buffer;
@@ -51,6 +52,7 @@ pub use store::{
 pub use target::Target;
 pub use transport::tcp::Listener;
 pub use transport::{Choice, Reason};
+pub use unknown_knob::UnknownKnob;
 
 /// The device layer: what an engine runs on.
 pub use kvferry_device as device;

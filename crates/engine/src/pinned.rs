@@ -22,10 +22,17 @@ pub struct PinnedShare {
     bytes: u64,
 }
 
+impl Config {
+    /// Most bytes of host memory that are page-locked for transfers and page stores:
+    /// `MC_KVFERRY_PINNED_MB`, or three quarters of this machine's memory.
+    pub fn pinned_budget(&self) -> u64 {
+        self.pinned_bytes.unwrap_or_else(|| total_memory() / 4 * 3)
+    }
+}
+
 impl PinnedAccount {
     pub(crate) fn new(config: &Config) -> Arc<Self> {
-        let budget = config.pinned_bytes.unwrap_or_else(|| total_memory() / 4 * 3);
-        Arc::new(Self { budget, used: AtomicU64::new(0) })
+        Arc::new(Self { budget: config.pinned_budget(), used: AtomicU64::new(0) })
     }
 
     /// Most bytes that may be locked (`MC_KVFERRY_PINNED_MB`).

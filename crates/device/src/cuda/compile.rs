@@ -231,8 +231,13 @@ impl Compiler {
         Ok(Self { nvrtc, major, minor, architectures })
     }
 
-    fn version(&self) -> String {
+    pub(super) fn version(&self) -> String {
         format!("{}.{}", self.major, self.minor)
+    }
+
+    /// What it compiles for.
+    pub(super) fn architectures(&self) -> Vec<String> {
+        self.architectures.iter().map(|architecture| format!("sm_{architecture}")).collect()
     }
 
     fn kind(&self) -> String {

@@ -207,6 +207,7 @@ symbols! {
         );
     }
     optional {
+        cuDriverGetVersion(version: *mut c_int);
         cuGraphInstantiateWithFlags(
             executable: *mut sys::CUgraphExec,
             graph: sys::CUgraph,

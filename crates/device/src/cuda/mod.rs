@@ -16,12 +16,14 @@ pub(crate) mod load;
 mod order;
 mod pointers;
 mod pool;
+mod report;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod virtual_memory;
 
 #[cfg(feature = "testing")]
 pub use self::application::application_stream;
+pub use self::report::{CompilerReport, LibraryReport, describe};
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::path::PathBuf;

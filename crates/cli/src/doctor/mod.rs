@@ -1,5 +1,9 @@
 //! Explains what kvferry finds on this machine, and what it would use; measures what it should use.
 
+mod libraries;
+mod system;
+mod ways;
+
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +12,7 @@ use std::time::Instant;
 use clap::Args;
 use comfy_table::{Table, presets};
 use kvferry_engine::calibrate::{Effort, calibrate};
-use kvferry_engine::device::{Capabilities, Device, Error};
+use kvferry_engine::device::{Device, Error};
 use kvferry_engine::{
     Config, DeviceName, KNOBS, Profile, Source, Tuning, open_device, visible_gpus,
 };
@@ -34,12 +38,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if options.calibrate {
         calibrate_all(&config, options.device)?;
     }
-    let text = findings(&config)?;
+    let devices = Devices::open(&config)?;
+    let text = findings(&config, &devices)?;
     match &options.report {
         None => print!("{text}"),
         Some(file) => {
-            let report = format!("{text}\nMachine\n{}", machine::facts());
-            std::fs::write(file, report)
+            let (machine, profiles) = (machine::facts(), profiles(&config, &devices.open)?);
+            std::fs::write(file, format!("{text}\nMachine\n{machine}{profiles}"))
                 .map_err(|e| format!("cannot write {}: {e}", file.display()))?;
             println!("wrote {}", file.display());
         }
@@ -47,45 +52,72 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The devices that can be used, and why others cannot.
+struct Devices {
+    open: Vec<Arc<dyn Device>>,
+    missing: Vec<Error>,
+}
+
+impl Devices {
+    fn open(config: &Config) -> Result<Self, Failure> {
+        let (mut open, mut missing) = (vec![open_device(DeviceName::Host, config)?], Vec::new());
+        for gpus in visible_gpus(config) {
+            let names = gpus.unwrap_or_else(|error| {
+                missing.push(error);
+                Vec::new()
+            });
+            for name in names {
+                match open_device(name, config) {
+                    Ok(device) => open.push(device),
+                    Err(error) => missing.push(error),
+                }
+            }
+        }
+        Ok(Self { open, missing })
+    }
+}
+
 /// All that doctor finds, as it prints it.
-fn findings(config: &Config) -> Result<String, Failure> {
+fn findings(config: &Config, Devices { open, missing }: &Devices) -> Result<String, Failure> {
     let mut text = String::new();
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let version = env!("CARGO_PKG_VERSION");
     writeln!(text, "kvferry {version}, host identity (boot id) {}", boot.trim())?;
     writeln!(text, "\nDevices")?;
-    let mut devices = vec![open_device(DeviceName::Host, config)?];
-    let mut missing = Vec::new();
-    for gpus in visible_gpus(config) {
-        let names = gpus.unwrap_or_else(|error| {
-            missing.push(error);
-            Vec::new()
-        });
-        for name in names {
-            match open_device(name, config) {
-                Ok(device) => devices.push(device),
-                Err(error) => missing.push(error),
-            }
-        }
-    }
-    writeln!(text, "{}", device_table(&devices))?;
-    for error in &missing {
+    writeln!(text, "{}", device_table(open))?;
+    for error in missing {
         writeln!(text, "not available: {}", explain(error))?;
     }
-    #[cfg(feature = "rocm")]
-    for line in rocm_libraries(config) {
+    writeln!(text, "\nLibraries and compilers")?;
+    for line in libraries::lines(config) {
         writeln!(text, "{line}")?;
     }
-    writeln!(text, "\nReach (row copies to and from column, between two processes)")?;
-    writeln!(text, "{}", reach_table(&devices))?;
+    writeln!(text, "\n{}", ways::section(open, config))?;
+    writeln!(text, "System")?;
+    writeln!(text, "{}", system::table(config))?;
     writeln!(text, "\nValues in force, device by device")?;
-    let (table, unused) = tuning_table(&devices, config);
+    let (table, unused) = tuning_table(open, config);
     writeln!(text, "{table}")?;
     for line in unused {
         writeln!(text, "{line}")?;
     }
     writeln!(text, "\nKnobs")?;
     writeln!(text, "{}", knob_table(config))?;
+    for unknown in Config::unknown_names() {
+        writeln!(text, "{unknown}")?;
+    }
+    Ok(text)
+}
+
+/// The profiles that are used, whole.
+fn profiles(config: &Config, devices: &[Arc<dyn Device>]) -> Result<String, Failure> {
+    let mut text = String::new();
+    for device in devices {
+        // Why one is not used is among the findings.
+        let Ok(Some(profile)) = Profile::load(config, device.info()) else { continue };
+        let profile = serde_json::to_string_pretty(&profile)?;
+        writeln!(text, "\nProfile of {}\n{profile}", device.info())?;
+    }
     Ok(text)
 }
 
@@ -153,38 +185,6 @@ fn source_name(source: Source) -> &'static str {
     }
 }
 
-/// Which of AMD's libraries are used, and what they have. Needs no GPU.
-#[cfg(feature = "rocm")]
-fn rocm_libraries(config: &Config) -> Vec<String> {
-    use kvferry_engine::device::rocm::describe;
-    let mut lines = vec![String::new(), "ROCm libraries".to_owned()];
-    if config.disable_hip {
-        lines.push("not looked for: MC_DISABLE_HIP is set".into());
-        return lines;
-    }
-    // Why there is none is among the devices that are not available.
-    let Ok(report) = describe(&config.rocm_directories) else {
-        lines.push("none".into());
-        return lines;
-    };
-    lines.push(format!("HIP {}: {}", report.version, report.path.display()));
-    let absent = match report.absent.is_empty() {
-        true => "none absent".to_owned(),
-        false => format!("absent: {}", report.absent.join(", ")),
-    };
-    lines.push(format!("functions: {} present, {absent}", report.present.len()));
-    lines.push(match report.compiler {
-        Ok(compiler) => {
-            let architectures = compiler
-                .architectures
-                .map_or_else(|error| error.to_string(), |names| names.join(" "));
-            format!("hipRTC: {}, for {architectures}", compiler.path.display())
-        }
-        Err(error) => format!("no hipRTC, so no copy kernel that is not cached: {error}"),
-    });
-    lines
-}
-
 fn explain(error: &Error) -> String {
     match error {
         Error::LibraryMissing { .. } => format!("{error} (host memory works without it)"),
@@ -221,38 +221,6 @@ fn device_table(devices: &[Arc<dyn Device>]) -> Table {
         ]);
     }
     table
-}
-
-fn reach_table(devices: &[Arc<dyn Device>]) -> Table {
-    let mut table = plain_table();
-    let names = devices.iter().map(|device| device.info().to_string());
-    table.set_header(std::iter::once(String::new()).chain(names));
-    for from in devices {
-        let cells = devices.iter().map(|to| how(from, to));
-        table.add_row(std::iter::once(from.info().to_string()).chain(cells));
-    }
-    table
-}
-
-/// What a transfer between memory of the two would use, and why not the better way.
-fn how(from: &Arc<dyn Device>, to: &Arc<dyn Device>) -> String {
-    let (from, to_info) = (from.as_ref(), to.info());
-    if !from.reaches(&to_info.uuid) {
-        // A GPU copies for host memory, which reaches none.
-        return match to.reaches(&from.info().uuid) && from.info().vendor.name() == "host" {
-            true => format!("peer, copied by {to_info}"),
-            false => "not reachable: no peer access".into(),
-        };
-    }
-    if !to_info.capabilities.contains(Capabilities::IPC) {
-        return "same process only: no IPC".into();
-    }
-    let kernel = from.info().capabilities.contains(Capabilities::KERNEL);
-    match (from.info().vendor.name(), kernel) {
-        ("host", _) => "peer, processor copies".into(),
-        (_, true) => "peer, kernel and DMA".into(),
-        (_, false) => "peer, DMA only: no copy kernel".into(),
-    }
 }
 
 fn knob_table(config: &Config) -> Table {
