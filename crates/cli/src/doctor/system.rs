@@ -162,7 +162,7 @@ fn checks(system: &System, config: &Config) -> Vec<Check> {
         "page-locked memory",
         format!("at most {}{}", mebibytes(budget), of.unwrap_or_default()),
         limit.filter(|&limit| limit <= budget).map(|limit| {
-            let most = limit / 4 * 3 >> 20;
+            let most = (limit / 4 * 3) >> 20;
             format!("more than the control group allows: MC_KVFERRY_PINNED_MB={most}")
         }),
     );
