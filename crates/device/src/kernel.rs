@@ -21,7 +21,7 @@ use crate::private_file;
 use crate::queue::CopyDescriptor;
 
 /// The source of the copy kernel, for NVRTC and hipRTC.
-pub(crate) const SOURCE: &str = include_str!("../../../kernels/copy.cu");
+pub(crate) const SOURCE: &str = include_str!("../kernels/copy.cu");
 
 /// A kernel of [`SOURCE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use libloading::Library;
 use proptest::prelude::*;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
-const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels/copy.cu");
+const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/copy.cu");
 
 /// What surrounds every destination. No source byte has this value.
 const GUARD: u8 = 0xEE;

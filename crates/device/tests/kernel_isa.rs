@@ -18,7 +18,7 @@ use std::ptr;
 use kvferry_device::conformance::skip;
 use libloading::Library;
 
-const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels/copy.cu");
+const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/copy.cu");
 
 const ENTRIES: [&str; 5] = [
     "kvferry_copy",

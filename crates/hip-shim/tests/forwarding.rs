@@ -190,7 +190,7 @@ fn hiprtc_is_nvrtc_and_makes_a_cubin_of_the_copy_kernel() {
     }
     alone(NAME, &[("KVFERRY_HIP_SHIM", "cuda")], || {
         let hip = Hip::load();
-        let source = include_str!("../../../kernels/copy.cu");
+        let source = include_str!("../../device/kernels/copy.cu");
         let options = ["--gpu-architecture=sm_90", "-std=c++17"];
         let code = compile(&hip, source, &options).expect("compiles");
         assert!(code.starts_with(b"\x7fELF"));

@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 use common::{Hip, alone, compile, kernel};
 use hip_sys::*;
 
-const COPY: &str = include_str!("../../../kernels/copy.cu");
+const COPY: &str = include_str!("../../device/kernels/copy.cu");
 
 #[track_caller]
 fn launch(

@@ -25,7 +25,7 @@ use super::{count_devices, identity};
 use crate::error::{Error, Result};
 use crate::load::{Body, LoadError, LoadKind};
 
-const SOURCE: &str = include_str!("../../../../kernels/load.cu");
+const SOURCE: &str = include_str!("../../kernels/load.cu");
 
 /// Threads of a block, as in the source.
 const BLOCK_THREADS: u32 = 256;
