@@ -287,7 +287,7 @@ pub enum Error {
     },
     /// No device of the engine owns the memory.
     #[error(
-        "{addr:#x} is memory of none of {devices}; host memory must come from kvferry (a memfd), so that other processes can map it"
+        "{addr:#x} is memory of none of {devices}; host memory is registered with an engine that has the device host, too"
     )]
     NotDeviceMemory {
         /// First byte.
@@ -487,8 +487,10 @@ pub enum Error {
         /// What it said, or what was seen of it.
         reason: String,
     },
-    /// Memory that the peer does not serve over TCP.
-    #[error("{peer} does not serve its region at {addr:#x} over TCP")]
+    /// Memory that is reached by TCP alone, and that the peer does not serve there.
+    #[error(
+        "{peer} does not serve its region at {addr:#x} over TCP, and no mapping reaches it from here: host memory that did not come from kvferry cannot be mapped"
+    )]
     NotServed {
         /// The peer.
         peer: String,

@@ -191,7 +191,11 @@ impl Node {
         }
         let connection = Arc::new(Connection::open(name, &extension)?);
         let segment = describe::segment(name, &extension);
-        let target = self.local.engine.open(name, segment, Arc::clone(&connection) as _)?;
+        let (engine, exports) = (&self.local.engine, Arc::clone(&connection) as _);
+        let target = match batch_port::address(&address, &extension) {
+            Some(batch) => engine.open_beside_tcp(name, segment, exports, &batch)?,
+            None => engine.open(name, segment, exports)?,
+        };
         let watch = self.monitor.watch(Arc::clone(connection.socket()), target.clone());
         let incarnation = extension.incarnation;
         tracing::debug!(node = self.name(), peer = name, %incarnation, regions = extension.regions.len(), "opened a peer on this host");

@@ -8,8 +8,14 @@ const STOCK: &str = r#"{"name":"10.0.0.1:15428","protocol":"tcp","tcp_data_port"
 
 fn descriptor() -> Descriptor {
     let device = Uuid([0xa1; 16]);
-    let allocations =
-        vec![Allocation { device, id: 7, vendor: Vendor::Cuda, base: 0x1000, length: 0x1000 }];
+    let allocations = vec![Allocation {
+        device,
+        id: 7,
+        vendor: Vendor::Cuda,
+        base: 0x1000,
+        length: 0x1000,
+        mappable: true,
+    }];
     let regions = vec![Region { addr: 0x1800, length: 0x800, device, id: 7, segment: None }];
     Descriptor {
         name: "127.0.0.1:9".into(),
