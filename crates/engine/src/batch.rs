@@ -6,7 +6,9 @@ use std::fmt::{self, Display};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvferry_device::Ticket;
+use tracing::Span;
 
+use crate::ended::{Facts, Fallback};
 use crate::error::{Error, Result};
 use crate::mapping::OpenMapping;
 use crate::registry::{HostLock, Pin};
@@ -74,6 +76,31 @@ pub enum Path {
 }
 
 impl Path {
+    pub(crate) const ALL: [Self; 8] = [
+        Self::None,
+        Self::Kernel,
+        Self::Dma,
+        Self::Mixed,
+        Self::Staged,
+        Self::Memcpy,
+        Self::Tcp,
+        Self::TcpStaged,
+    ];
+
+    /// As labels and reports spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Kernel => "kernel",
+            Self::Dma => "dma",
+            Self::Mixed => "mixed",
+            Self::Staged => "staged",
+            Self::Memcpy => "memcpy",
+            Self::Tcp => "tcp",
+            Self::TcpStaged => "tcp-staged",
+        }
+    }
+
     /// Of bytes of which some took one path and some another.
     pub(crate) fn and(self, other: Self) -> Self {
         match (self, other) {
@@ -86,16 +113,7 @@ impl Path {
 
 impl Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::None => "none",
-            Self::Kernel => "kernel",
-            Self::Dma => "dma",
-            Self::Mixed => "mixed",
-            Self::Staged => "staged",
-            Self::Memcpy => "memcpy",
-            Self::Tcp => "tcp",
-            Self::TcpStaged => "tcp-staged",
-        })
+        f.write_str(self.name())
     }
 }
 
@@ -155,6 +173,14 @@ struct Running {
     /// Why it will have failed once it is quiet.
     failure: Option<Error>,
     holds: Holds,
+    told: Told,
+}
+
+/// What is told of a batch when it ends.
+#[derive(Debug)]
+pub(crate) struct Told {
+    pub(crate) facts: Facts,
+    pub(crate) span: Span,
 }
 
 #[derive(Debug, Default)]
@@ -208,9 +234,10 @@ impl Batches {
         total: u64,
         (path, choice): (Path, Option<Choice>),
         holds: Holds,
+        told: Told,
     ) -> BatchId {
         let status = BatchStatus { state: State::Running, bytes: 0, path };
-        let running = Some(Running { pending, failure, holds });
+        let running = Some(Running { pending, failure, holds, told });
         self.insert(Batch { status, choice, total, running })
     }
 
@@ -250,12 +277,18 @@ impl Batches {
         Ok((batch.status.clone(), batch.running.as_ref().map(|running| ask(&running.pending))))
     }
 
-    /// Ends a running batch; of several threads that saw it end, one does it. Returns its status
-    /// and whether this call ended it.
-    pub(crate) fn finish(&self, id: BatchId, end: End) -> Result<(BatchStatus, bool)> {
+    /// Ends a running batch; of several threads that saw it end, one does it. Returns its status and,
+    /// if this call ended it, what is to be told of it and all its bytes.
+    pub(crate) fn finish(
+        &self,
+        id: BatchId,
+        end: End,
+    ) -> Result<(BatchStatus, Option<(Told, u64)>)> {
         let mut state = self.state();
         let batch = state.get(id)?;
-        let Some(running) = batch.running.take() else { return Ok((batch.status.clone(), false)) };
+        let Some(mut running) = batch.running.take() else {
+            return Ok((batch.status.clone(), None));
+        };
         let failure = match &end {
             End::Unknown(error) => Some(error.clone()),
             End::Quiet => {
@@ -271,6 +304,7 @@ impl Batches {
         };
         if running.pending.transfer.as_ref().is_some_and(|transfer| transfer.fell_back()) {
             batch.status.path = batch.status.path.and(Path::Tcp);
+            running.told.facts.fallback.get_or_insert(Fallback::NotStaged);
         }
         match failure {
             None => {
@@ -279,7 +313,7 @@ impl Batches {
             }
             Some(error) => batch.status.state = State::Failed(error),
         }
-        let status = batch.status.clone();
+        let (status, total) = (batch.status.clone(), batch.total);
         state.running -= 1;
         drop(state);
         match end {
@@ -287,7 +321,7 @@ impl Batches {
             // Copies may still run: keep what they touch for the life of the process.
             End::Unknown(_) => std::mem::forget(running.holds),
         }
-        Ok((status, true))
+        Ok((status, Some((running.told, total))))
     }
 
     /// Forgets a batch that ended.

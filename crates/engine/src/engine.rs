@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 use kvferry_device::{Consumer, Device, Export};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::batch::{AllPending, BatchId, BatchStatus, Batches, End, Holds, State};
+use crate::batch::{AllPending, BatchId, BatchStatus, Batches, End, Holds, Path, State, Told};
 use crate::buffer::Buffer;
 use crate::config::Config;
+use crate::ended::{Ended, Facts, Transport};
 use crate::error::{Error, Result};
 use crate::mapping::MappingCache;
+use crate::meters::Meters;
 use crate::pinned::PinnedAccount;
 use crate::plan::Op;
 use crate::profile::Tuning;
@@ -38,6 +40,7 @@ pub struct Engine {
     /// Made when it is first needed.
     tcp: Mutex<Option<Arc<Tcp>>>,
     batches: Batches,
+    meters: Meters,
     notifier: OnceLock<Arc<Notifier>>,
 }
 
@@ -62,6 +65,7 @@ impl Engine {
             devices,
             tcp: Mutex::default(),
             batches: Batches::default(),
+            meters: Meters::new(),
             notifier: OnceLock::new(),
         }))
     }
@@ -305,6 +309,11 @@ impl Engine {
     /// As [`Engine::submit`], [`Error::UnknownBatch`], and `NotOrderable` behind a batch of another
     /// device or of TCP.
     pub fn submit_parts(&self, parts: &[Part<'_>], options: &SubmitOptions<'_>) -> Result<BatchId> {
+        self.try_submit(parts, options).inspect_err(|error| self.meters.refused(error))
+    }
+
+    fn try_submit(&self, parts: &[Part<'_>], options: &SubmitOptions<'_>) -> Result<BatchId> {
+        let began = Instant::now();
         if let Some(lost) = parts.iter().find_map(|part| part.target.lost()) {
             return Err(lost);
         }
@@ -330,6 +339,7 @@ impl Engine {
                 let mut all = submitted.unwrap_or_else(Submitted::nothing);
                 all.bytes += summary.bytes;
                 all.path = all.path.and(summary.path);
+                all.fallback = all.fallback.or(summary.fallback);
                 let Holds { targets, _pins, .. } = summary.holds;
                 all.holds.targets.extend(targets);
                 all.holds._pins.extend(_pins);
@@ -344,14 +354,26 @@ impl Engine {
                 }
             }
         }) else {
+            let facts = Facts::new(parts, began, Transport::None);
+            let (path, time) = (Path::None, began.elapsed());
+            self.tell(&Ended { facts, path, bytes: 0, time, failure: None });
             return Ok(self.batches.insert_completed());
         };
         if let Some(error) = &submitted.failure {
             tracing::warn!(%error, "a batch failed while it was submitted");
         }
-        let Submitted { pending, paced, failure, bytes, path, choice, holds } = submitted;
+        let Submitted { pending, paced, failure, bytes, path, choice, fallback, holds } = submitted;
+        let transport = match (&transfer, choice) {
+            (Some(_), _) if near.iter().any(|part| !part.copies.are_empty()) => Transport::Mixed,
+            (Some(_), _) => Transport::Tcp,
+            (None, Some(_)) => Transport::Offload,
+            (None, None) => Transport::Peer,
+        };
+        let fallback = fallback.or(choice.and_then(|choice| choice.reason.fallback()));
+        let facts = Facts { fallback, ..Facts::new(parts, began, transport) };
+        let told = Told { span: facts.span(parts, path, bytes), facts };
         let pending = AllPending { submissions: pending.into(), paced: paced.into(), transfer };
-        let id = self.batches.insert_running(pending, failure, bytes, (path, choice), holds);
+        let id = self.batches.insert_running(pending, failure, bytes, (path, choice), holds, told);
         if let Some(notifier) = self.notifier.get() {
             notifier.wake();
         }
@@ -435,9 +457,9 @@ impl Engine {
             (_, Some(Ok(true))) => End::Quiet,
             (_, Some(Err(error))) => End::Unknown(error.into()),
         };
-        let (status, ended_here) = self.batches.finish(id, end)?;
-        if ended_here {
-            self.ended(id, &status);
+        let (status, ended) = self.batches.finish(id, end)?;
+        if let Some((told, bytes)) = ended {
+            self.ended(id, &status, &told, bytes);
         }
         Ok(status)
     }
@@ -540,13 +562,28 @@ impl Engine {
         running.len() - ended.count()
     }
 
-    fn ended(&self, id: BatchId, status: &BatchStatus) {
-        if let State::Failed(error) = &status.state {
+    /// Tells everybody of a batch that ended just now.
+    fn ended(&self, id: BatchId, status: &BatchStatus, told: &Told, bytes: u64) {
+        let failure = match &status.state {
+            State::Failed(error) => Some(error),
+            State::Running | State::Completed => None,
+        };
+        if let Some(error) = failure {
             tracing::warn!(%id, %error, "batch failed");
         }
+        let Told { facts, span } = told;
+        let (facts, path, time) = (*facts, status.path, facts.submitted.elapsed());
+        let ended = Ended { facts, path, bytes, time, failure };
+        ended.record(span);
+        self.tell(&ended);
         if let Some(notifier) = self.notifier.get() {
             notifier.signal();
         }
+    }
+
+    /// Counts a batch that ended.
+    fn tell(&self, ended: &Ended<'_>) {
+        self.meters.ended(ended);
     }
 
     pub(crate) fn registry(&self) -> &Arc<Registry> {

@@ -555,5 +555,32 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// What kind of failure it is, as metrics and spans name it: a handful of names, for alarms.
+    pub fn kind(&self) -> &'static str {
+        use kvferry_device::Error as Device;
+        match self {
+            Self::Range(_)
+            | Self::Form(_)
+            | Self::MixedParts { .. }
+            | Self::Device(Device::NotOrderable { .. } | Device::BadSize { .. }) => "bad_request",
+            Self::PeerLost { .. } => "peer_lost",
+            Self::Tcp { .. } | Self::NotServed { .. } => "tcp",
+            Self::ExportRefused { .. } | Self::ProbeRefused { .. } | Self::BadSegment { .. } => {
+                "peer_refused"
+            }
+            Self::Unreachable { .. } | Self::Unproven { .. } | Self::MappedElsewhere { .. } => {
+                "unreachable"
+            }
+            Self::Fallback { .. } | Self::NotStaged { .. } => "slower_way_refused",
+            Self::PinnedBudget { .. } | Self::Device(Device::OutOfMemory { .. }) => "out_of_memory",
+            Self::Device(Device::Lost { .. } | Device::Stalled { .. }) => "device_lost",
+            Self::Device(_) => "device",
+            Self::Stopped => "stopped",
+            _ => "other",
+        }
+    }
+}
+
 /// An engine result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
