@@ -340,6 +340,11 @@ impl Batches {
         Ok(())
     }
 
+    /// How many run.
+    pub(crate) fn running_count(&self) -> usize {
+        self.state().running
+    }
+
     /// Ids of the batches that run.
     pub(crate) fn running(&self) -> Vec<BatchId> {
         let state = self.state();

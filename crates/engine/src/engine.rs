@@ -20,6 +20,7 @@ use crate::profile::Tuning;
 use crate::registry::Registry;
 use crate::request::{Copies, Part, SubmitOptions};
 use crate::segment::{AllocationKey, Exports, Identity, NoExports, Segment};
+use crate::statistics::{Counters, Statistics};
 use crate::target::{Reach, Target};
 use crate::transport::peer::{Peer, Submitted};
 use crate::transport::tcp::{Listener, Tcp};
@@ -41,6 +42,7 @@ pub struct Engine {
     tcp: Mutex<Option<Arc<Tcp>>>,
     batches: Batches,
     meters: Meters,
+    counters: Counters,
     notifier: OnceLock<Arc<Notifier>>,
 }
 
@@ -66,6 +68,7 @@ impl Engine {
             tcp: Mutex::default(),
             batches: Batches::default(),
             meters: Meters::new(),
+            counters: Counters::default(),
             notifier: OnceLock::new(),
         }))
     }
@@ -309,7 +312,10 @@ impl Engine {
     /// As [`Engine::submit`], [`Error::UnknownBatch`], and `NotOrderable` behind a batch of another
     /// device or of TCP.
     pub fn submit_parts(&self, parts: &[Part<'_>], options: &SubmitOptions<'_>) -> Result<BatchId> {
-        self.try_submit(parts, options).inspect_err(|error| self.meters.refused(error))
+        self.try_submit(parts, options).inspect_err(|error| {
+            self.meters.refused(error);
+            self.counters.refused();
+        })
     }
 
     fn try_submit(&self, parts: &[Part<'_>], options: &SubmitOptions<'_>) -> Result<BatchId> {
@@ -546,6 +552,24 @@ impl Engine {
         self.peer.bounce_bytes()
     }
 
+    /// What the engine has done and holds now.
+    pub fn statistics(&self) -> Statistics {
+        let (regions, registered_bytes) = self.registry.total();
+        let (mappings, mapped_peers) = self.mappings.total();
+        Statistics {
+            running: self.batches.running_count() as u64,
+            regions: regions as u64,
+            registered_bytes,
+            mappings: mappings as u64,
+            mapped_peers: mapped_peers as u64,
+            pinned_bytes: self.pinned_bytes(),
+            staging_bytes: self.staging_bytes(),
+            bounce_bytes: self.bounce_bytes(),
+            locked_bytes: self.registry.pinned().used(),
+            ..self.counters.snapshot()
+        }
+    }
+
     /// A number of the TCP transport's, if there is one.
     fn of_tcp(&self, number: impl Fn(&Tcp) -> u64) -> u64 {
         let tcp = self.tcp.lock().unwrap_or_else(PoisonError::into_inner);
@@ -584,6 +608,7 @@ impl Engine {
     /// Counts a batch that ended.
     fn tell(&self, ended: &Ended<'_>) {
         self.meters.ended(ended);
+        self.counters.ended(ended);
     }
 
     pub(crate) fn registry(&self) -> &Arc<Registry> {
