@@ -241,14 +241,18 @@ typedef struct kvferry_api {
     kvferry_status (*device)(kvferry_engine engine, uint32_t index, char *text, size_t size,
                              size_t *needed);
 
-    /* Makes memory a region that transfers use and peers may read and write. Memory that kvferry
-     * cannot serve is accepted and ignored: *served (or NULL) is then 0, and last_error says why. */
+    /* Makes memory a region that transfers use and peers may read and write: that of a device, and
+     * host memory of any origin if the engine has the device host. Memory that kvferry cannot serve,
+     * such as that of another GPU, or what may not be read and written, is accepted and ignored:
+     * *served (or NULL) is then 0, and last_error says why. Host memory that did not come from
+     * allocate cannot be mapped by other processes: those of this host reach it over TCP, too, which
+     * is its only path and so no fallback (MC_KVFERRY_STRICT). */
     kvferry_status (*register_memory)(kvferry_engine engine, uint64_t address, uint64_t length,
                                       uint32_t *served);
     /* Ends the region that begins at address; waits for batches that use it. */
     kvferry_status (*unregister_memory)(kvferry_engine engine, uint64_t address);
     /* Memory of a device (by its index), registered. Host memory from here can be mapped by other
-     * processes of this host. */
+     * processes of this host, which copy to and from it without TCP. */
     kvferry_status (*allocate)(kvferry_engine engine, uint32_t device, uint64_t length,
                                uint64_t *address);
     /* Frees what allocate gave; waits for batches that use it. */

@@ -200,7 +200,8 @@ pub(super) unsafe extern "C" fn register_memory(
 fn is_foreign(error: &Error) -> bool {
     matches!(
         error,
-        Error::NotDeviceMemory { .. } | Error::Device(DeviceError::NotExportable { .. })
+        Error::NotDeviceMemory { .. }
+            | Error::Device(DeviceError::NotExportable { .. } | DeviceError::NotAccessible { .. })
     )
 }
 

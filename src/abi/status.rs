@@ -77,6 +77,7 @@ fn of_device(error: &DeviceError) -> Status {
         DeviceError::BadSize { .. }
         | DeviceError::UnknownAddress { .. }
         | DeviceError::NotExportable { .. }
+        | DeviceError::NotAccessible { .. }
         | DeviceError::NotOrderable { .. } => INVALID_ARGUMENT,
         _ => DEVICE_ERROR,
     }

@@ -1,6 +1,6 @@
 /* Loads libkvferry.so as a plugin host would and moves bytes between two processes in every form.
  * smoke LIBRARY [DEVICE]   runs the test; DEVICE is "host" (default), "cuda:0", "rocm:0"
- * smoke LIBRARY DEVICE peer   is the other process: prints its name and the address of its memory */
+ * smoke LIBRARY DEVICE peer   is the other process: prints its name and the addresses of its memory */
 #include <dlfcn.h>
 #include <poll.h>
 #include <pthread.h>
@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -94,24 +95,42 @@ static void copy(kvferry_target own, uint32_t opcode, uint64_t local, uint64_t r
     finish(batch);
 }
 
+/* Memory of malloc's, at an odd address. */
+static uint64_t heap_memory(kvferry_engine engine) {
+    unsigned char *memory = malloc(SIZE + 3);
+    CHECK(memory);
+    memset(memory, 0, SIZE + 3);
+    uint32_t served = 0;
+    OK(api->register_memory(engine, (uintptr_t)memory + 3, SIZE, &served));
+    CHECK(served == 1);
+    return (uintptr_t)memory + 3;
+}
+
+static void free_heap_memory(kvferry_engine engine, uint64_t address) {
+    OK(api->unregister_memory(engine, address));
+    free((void *)(uintptr_t)(address - 3));
+}
+
 static unsigned char pattern(uint64_t at) { return (unsigned char)(at * 131 + (at >> 8) * 7 + 3); }
 
 static int peer(const char *device) {
     kvferry_engine engine = start(device);
     uint64_t memory = 0;
     OK(api->allocate(engine, (uint32_t)on_device(device), SIZE, &memory));
+    uint64_t heap = heap_memory(engine);
     char name[256];
     OK(api->name(engine, name, sizeof name, NULL));
     size_t size = 0;
     OK(api->export_segment(engine, NULL, 0, &size));
     char *segment = malloc(size);
     OK(api->export_segment(engine, segment, size, &size));
-    printf("%s %llu %zu\n", name, (unsigned long long)memory, size);
+    printf("%s %llu %llu %zu\n", name, (unsigned long long)memory, (unsigned long long)heap, size);
     fwrite(segment, 1, size, stdout);
     fflush(stdout);
     free(segment);
     (void)!read(0, name, 1); /* until the other process closes the pipe */
     OK(api->free(engine, memory));
+    free_heap_memory(engine, heap);
     OK(api->destroy(engine));
     return 0;
 }
@@ -151,10 +170,22 @@ static void misuse(kvferry_engine engine, kvferry_target target, uint64_t memory
     char why[256];
     CHECK(api->last_error(why, sizeof why) > 1 && strstr(why, "MC_KVFERRY_STREAMS"));
     static int own_memory[64];
-    uint32_t served = 1;
-    IS(api->register_memory(engine, (uintptr_t)own_memory, sizeof own_memory, &served), KVFERRY_OK);
-    IS(api->unregister_memory(engine, (uintptr_t)own_memory), KVFERRY_OK);
-    IS(api->unregister_memory(engine, (uintptr_t)own_memory), KVFERRY_NOT_FOUND);
+    uint32_t served = 0;
+    uint64_t own = (uintptr_t)own_memory;
+    IS(api->register_memory(engine, own, sizeof own_memory, &served), KVFERRY_OK);
+    CHECK(served == 1);
+    IS(api->register_memory(engine, own + 1, 1, &served), KVFERRY_INVALID_ARGUMENT);
+    IS(api->register_memory(engine, own, 0, &served), KVFERRY_INVALID_ARGUMENT);
+    IS(api->unregister_memory(engine, own), KVFERRY_OK);
+    IS(api->unregister_memory(engine, own), KVFERRY_NOT_FOUND);
+    void *closed = mmap(NULL, ROW, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(closed != MAP_FAILED);
+    IS(api->register_memory(engine, (uintptr_t)closed, ROW, &served), KVFERRY_OK);
+    CHECK(served == 0 && api->last_error(why, sizeof why) > 1 && strstr(why, "read and written"));
+    range = (kvferry_range){(uintptr_t)closed, memory, 16};
+    IS(api->submit_ranges(target, KVFERRY_WRITE, &range, 1, NULL, &batch), KVFERRY_INVALID_ARGUMENT);
+    IS(api->unregister_memory(engine, (uintptr_t)closed), KVFERRY_OK);
+    munmap(closed, ROW);
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, poll_stale, &engine) == 0);
     poll_stale(&engine);
@@ -197,9 +228,9 @@ int main(int count, char **arguments) {
     close(to[0]), close(from[1]);
     FILE *answer = fdopen(from[0], "r");
     char name[256];
-    unsigned long long theirs;
+    unsigned long long theirs, their_heap;
     size_t segment_size;
-    if (fscanf(answer, "%255s %llu %zu", name, &theirs, &segment_size) != 3) return 67;
+    if (fscanf(answer, "%255s %llu %llu %zu", name, &theirs, &their_heap, &segment_size) != 4) return 67;
     fgetc(answer);
     char *segment = malloc(segment_size);
     if (fread(segment, 1, segment_size, answer) != segment_size) return 68;
@@ -280,6 +311,29 @@ int main(int count, char **arguments) {
         for (uint64_t at = 0; at < SIZE; at++)
             if (bytes[at] != pattern(at + (uint64_t)form)) fail("wrong bytes", (long)at);
     }
+
+    /* Memory of malloc's: over TCP there, in place here. */
+    uint64_t heap = heap_memory(engine);
+    unsigned char *heap_bytes = (unsigned char *)(uintptr_t)heap;
+    for (int there = 0; there < 2; there++) {
+        unsigned char *mine = there ? bytes : heap_bytes;
+        kvferry_range range = {there ? memory : heap, there ? their_heap : theirs, SIZE};
+        for (uint64_t at = 0; at < SIZE; at++) mine[at] = pattern(at + 11 + (uint64_t)there);
+        if (there && memory != host) copy(own, KVFERRY_WRITE, host, memory, SIZE);
+        kvferry_batch batch;
+        OK(api->submit_ranges(target, KVFERRY_WRITE, &range, 1, NULL, &batch));
+        kvferry_batch_status status = finish(batch);
+        int by_tcp = status.path == KVFERRY_PATH_TCP || status.path == KVFERRY_PATH_TCP_STAGED;
+        CHECK(by_tcp == there);
+        memset(mine, 0, SIZE);
+        if (there && memory != host) copy(own, KVFERRY_WRITE, host, memory, SIZE);
+        OK(api->submit_ranges(target, KVFERRY_READ, &range, 1, NULL, &batch));
+        finish(batch);
+        if (there && memory != host) copy(own, KVFERRY_READ, host, memory, SIZE);
+        for (uint64_t at = 0; at < SIZE; at++)
+            if (mine[at] != pattern(at + 11 + (uint64_t)there)) fail("wrong bytes of malloc's", (long)at);
+    }
+    free_heap_memory(engine, heap);
 
     misuse(engine, target, memory);
     forked_child_is_refused(engine);
