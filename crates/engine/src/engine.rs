@@ -504,6 +504,29 @@ impl Engine {
         }
     }
 
+    /// Asks that what of a batch has not been moved yet is not, and returns at once.
+    ///
+    /// The batch ends by itself, once, as any other: failed with [`Error::Cancelled`] if some of it
+    /// was left out, and completed if it was too late. Its memory is quiet when it has ended, not
+    /// before. How late is too late depends on the transport: a device's queue gives nothing back
+    /// that it was given, so such a batch runs to its end; one that is submitted step by step ends
+    /// behind the steps that run; over TCP the peer is asked to stop, and one that does not answer
+    /// is given up after `MC_TCP_STATUS_TIMEOUT_SEC`. Cancelling again, or behind the end, changes
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`Error::UnknownBatch`].
+    pub fn cancel(&self, id: BatchId) -> Result<()> {
+        let Some((pending, targets)) = self.batches.in_flight(id)? else { return Ok(()) };
+        pending.paced.iter().for_each(|paced| paced.cancel());
+        if let Some(transfer) = pending.transfer {
+            transfer.cancel();
+            targets.iter().filter_map(Target::session).for_each(|session| session.sweep());
+        }
+        tracing::debug!(%id, "asked to cancel");
+        Ok(())
+    }
+
     /// Forgets a batch that ended; its id is unknown from then on.
     ///
     /// # Errors
@@ -592,8 +615,10 @@ impl Engine {
             State::Failed(error) => Some(error),
             State::Running | State::Completed => None,
         };
-        if let Some(error) = failure {
-            tracing::warn!(%id, %error, "batch failed");
+        match failure {
+            None => {}
+            Some(Error::Cancelled) => tracing::debug!(%id, "batch cancelled"),
+            Some(error) => tracing::warn!(%id, %error, "batch failed"),
         }
         let Told { facts, span } = told;
         let (facts, path, time) = (*facts, status.path, facts.submitted.elapsed());
