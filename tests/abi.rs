@@ -51,12 +51,16 @@ fn the_headers_structures_are_the_librarys() {
         "kvferry_request" => Request { opcode, reserved, source, target, offset, length }
         "kvferry_submit_options" => SubmitOptions { struct_size, producer_kind, without_kernel, producer, offload_mode, reserved, behind, behind_count }
         "kvferry_batch_status" => BatchStatus { struct_size, state, path, bytes, failure, reserved }
-        "kvferry_statistics" => Statistics { struct_size, pinned_bytes, staging_bytes, rejected_connections }
+        "kvferry_path_statistics" => PathStatistics { completed, failed, cancelled, bytes }
+        "kvferry_statistics" => Statistics {
+            struct_size, pinned_bytes, staging_bytes, rejected_connections, fallbacks, refused, running,
+            regions, registered_bytes, mappings, mapped_peers, bounce_bytes, locked_bytes, paths,
+        }
         "kvferry_api" => Api {
             struct_size, abi_version, reserved, version, last_error, create, destroy, name, device,
             register_memory, unregister_memory, allocate, free, open, import_segment,
             export_segment, refresh, close, submit_ranges, submit_strided, submit_paged,
-            submit_requests, poll, wait, signal, release, event_descriptor, statistics,
+            submit_requests, poll, wait, signal, release, event_descriptor, statistics, cancel,
         }
         "kvferry_status" => Status {}
         "kvferry_engine" => EngineHandle {}

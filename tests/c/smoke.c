@@ -144,6 +144,36 @@ static void *poll_stale(void *argument) {
     return NULL;
 }
 
+/* Whichever comes first: a cancelled batch ends once, and says so. Twenty tries over TCP and in place. */
+static void cancel_at_once(kvferry_target target, uint64_t local, uint64_t remote) {
+    for (int i = 0; i < 20; i++) {
+        kvferry_range range = {local, remote, SIZE};
+        kvferry_batch batch;
+        OK(api->submit_ranges(target, i % 2 ? KVFERRY_READ : KVFERRY_WRITE, &range, 1, NULL, &batch));
+        OK(api->cancel(batch));
+        OK(api->cancel(batch));
+        kvferry_batch_status status = {.struct_size = sizeof status};
+        OK(api->wait(batch, 20 * 1000 * 1000, &status));
+        CHECK(status.state == KVFERRY_COMPLETED ||
+              (status.state == KVFERRY_FAILED && status.failure == KVFERRY_CANCELLED));
+        OK(api->cancel(batch));
+        OK(api->release(batch));
+        IS(api->cancel(batch), KVFERRY_NOT_FOUND);
+    }
+}
+
+static void read_counts(kvferry_engine engine, uint64_t *completed, uint64_t *ended, uint64_t *bytes) {
+    kvferry_statistics all = {.struct_size = sizeof all};
+    OK(api->statistics(engine, &all));
+    CHECK(all.running == 0 && all.regions > 0 && all.registered_bytes >= SIZE);
+    *completed = *ended = *bytes = 0;
+    for (size_t i = 0; i < sizeof all.paths / sizeof *all.paths; i++) {
+        *completed += all.paths[i].completed;
+        *ended += all.paths[i].completed + all.paths[i].failed + all.paths[i].cancelled;
+        *bytes += all.paths[i].bytes;
+    }
+}
+
 static void misuse(kvferry_engine engine, kvferry_target target, uint64_t memory) {
     kvferry_batch batch;
     kvferry_range range = {memory, 0, 16};
@@ -335,10 +365,22 @@ int main(int count, char **arguments) {
     }
     free_heap_memory(engine, heap);
 
+    uint64_t completed, ended, bytes_moved, before[3];
+    read_counts(engine, &before[0], &before[1], &before[2]);
+    CHECK(before[0] == before[1] && before[2] >= 8 * SIZE);
+    cancel_at_once(target, memory, theirs);
+    cancel_at_once(target, memory, their_heap);
+    copy(own, KVFERRY_WRITE, host, memory == host ? host + SIZE / 2 : memory, SIZE / 2);
+    read_counts(engine, &completed, &ended, &bytes_moved);
+    CHECK(ended == before[1] + 41 && completed > before[0]);
+    CHECK(bytes_moved == before[2] + (completed - before[0] - 1) * SIZE + SIZE / 2);
+
     misuse(engine, target, memory);
     forked_child_is_refused(engine);
-    kvferry_statistics statistics = {.struct_size = sizeof statistics};
-    OK(api->statistics(engine, &statistics));
+    /* A structure of an older header. */
+    kvferry_statistics old = {.struct_size = 32, .fallbacks = 77};
+    OK(api->statistics(engine, &old));
+    CHECK(old.struct_size == 32 && old.fallbacks == 77);
     OK(api->close(target));
     IS(api->close(target), KVFERRY_NOT_FOUND);
     OK(api->close(imported));
