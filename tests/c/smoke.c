@@ -50,11 +50,17 @@ static const kvferry_api *load(const char *path) {
     const kvferry_api *(*entry)(uint32_t) = (const kvferry_api *(*)(uint32_t))dlsym(library, "kvferry_load");
     if (!entry || entry(KVFERRY_ABI_VERSION + 1) || !entry(KVFERRY_ABI_VERSION)) exit(2);
     const kvferry_api *table = entry(KVFERRY_ABI_VERSION);
-    /* Closed and opened again, it is the same library: its threads would not outlive it. */
+    /* Opened twice, and closed while an engine runs, it is the same library: its threads go on. */
+    void *again = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (dlsym(again, "kvferry_load") != (void *)entry) exit(3);
+    dlclose(again);
+    kvferry_config config = {.struct_size = sizeof config, .devices = "host"};
+    kvferry_engine engine = 0;
+    if (table->create(&config, &engine)) exit(4);
     dlclose(library);
     library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     entry = (const kvferry_api *(*)(uint32_t))dlsym(library, "kvferry_load");
-    if (entry(KVFERRY_ABI_VERSION) != table) exit(3);
+    if (entry(KVFERRY_ABI_VERSION) != table || table->destroy(engine)) exit(5);
     return table;
 }
 
@@ -182,6 +188,7 @@ static void misuse(kvferry_engine engine, kvferry_target target, uint64_t memory
     IS(api->open(engine, NULL, &target), KVFERRY_INVALID_ARGUMENT);
     IS(api->open(engine, "not an address", &target), KVFERRY_INVALID_ARGUMENT);
     IS(api->name(engine, text, sizeof text, NULL), KVFERRY_INVALID_ARGUMENT);
+    IS(api->name(engine, NULL, sizeof text, NULL), KVFERRY_INVALID_ARGUMENT);
     IS(api->name(engine + 100, text, sizeof text, NULL), KVFERRY_NOT_FOUND);
     IS(api->submit_ranges(target, KVFERRY_WRITE, &range, 1, NULL, NULL), KVFERRY_INVALID_ARGUMENT);
     IS(api->submit_ranges(target, 7, &range, 1, NULL, &batch), KVFERRY_INVALID_ARGUMENT);
@@ -220,6 +227,29 @@ static void misuse(kvferry_engine engine, kvferry_target target, uint64_t memory
     CHECK(pthread_create(&thread, NULL, poll_stale, &engine) == 0);
     poll_stale(&engine);
     pthread_join(thread, NULL);
+}
+
+/* Whatever GPUs and vendors' libraries there are, or are not. */
+static void defaults_are_enough(void) {
+    kvferry_engine engine = 0;
+    char text[512];
+    OK(api->create(NULL, &engine));
+    OK(api->device(engine, 0, text, sizeof text, NULL));
+    CHECK(strcmp(text, "host:0") == 0);
+    OK(api->destroy(engine));
+    kvferry_config config = {.struct_size = sizeof config, .devices = "host,cuda:77"};
+    CHECK(api->create(&config, &engine) != KVFERRY_OK);
+    CHECK(api->last_error(text, sizeof text) > 1);
+    config.devices = "host";
+    setenv("MC_KVFERRY_STREAMS", "many", 1);
+    IS(api->create(&config, &engine), KVFERRY_BAD_SETTING);
+    CHECK(api->last_error(text, sizeof text) > 1 && strstr(text, "MC_KVFERRY_STREAMS"));
+    /* A setting wins over the environment. */
+    const char *good[] = {"MC_KVFERRY_STREAMS=2"};
+    config.settings = good, config.settings_count = 1;
+    OK(api->create(&config, &engine));
+    unsetenv("MC_KVFERRY_STREAMS");
+    OK(api->destroy(engine));
 }
 
 /* The child says what it saw and is then killed: valgrind would call what other threads hold lost. */
@@ -376,6 +406,7 @@ int main(int count, char **arguments) {
     CHECK(bytes_moved == before[2] + (completed - before[0] - 1) * SIZE + SIZE / 2);
 
     misuse(engine, target, memory);
+    defaults_are_enough();
     forked_child_is_refused(engine);
     /* A structure of an older header. */
     kvferry_statistics old = {.struct_size = 32, .fallbacks = 77};
