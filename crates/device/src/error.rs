@@ -94,6 +94,20 @@ pub enum Error {
         /// Why, and what to do.
         reason: String,
     },
+    /// Host memory that is not all there, or may not be used.
+    #[error(
+        "[{addr:#x}, {addr:#x} + {len}) is not host memory that this process can read and write: at {at:#x} {reason}"
+    )]
+    NotAccessible {
+        /// First byte.
+        addr: u64,
+        /// Bytes.
+        len: u64,
+        /// A byte that cannot be used.
+        at: u64,
+        /// Why.
+        reason: String,
+    },
     /// Another library (or another part of this process) holds a mapping of the same allocation.
     #[error(
         "the allocation of {bytes} bytes exported for {device} is already mapped in this process by someone else: close that mapping first"

@@ -28,6 +28,7 @@ mod page_lock;
 mod peers;
 mod pinned;
 pub mod private_file;
+mod private_memory;
 mod queue;
 mod software;
 
@@ -51,6 +52,7 @@ pub use host::{host, host_uuid};
 pub use host_bytes::HostBytes;
 pub use numa::bind_near;
 pub use pinned::PinnedMemory;
+pub use private_memory::private_memory;
 pub use queue::{
     CompactCopy, CompactEnd, Completions, Consumer, CopyDescriptor, CopySource, Fence, Producer,
     Queue, QueueOptions, Rows, SliceSource, Stage, StageSource, Staged, Ticket, Work,

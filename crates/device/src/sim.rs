@@ -356,7 +356,8 @@ struct SimDriver {
     /// Mappings of other processes' memory, by their first byte.
     opened: Mutex<HashMap<u64, Opened>>,
     /// Where local host memory is seen, by its first byte and length: never at its own address, as
-    /// a device may have another one for it.
+    /// a device may have another one for it. Only private memory, which has no second place, is seen
+    /// where it is.
     mirrors: Mutex<HashMap<(u64, u64), Vec<u64>>>,
     control: Arc<SimControl>,
 }
@@ -399,7 +400,11 @@ impl SimDriver {
         mut copies: impl Iterator<Item = CopyDescriptor>,
     ) -> Result<()> {
         let mirrors = self.mirrors();
-        let own = |addr: u64| mirrors.keys().any(|&(host, len)| addr.wrapping_sub(host) < len);
+        let own = |addr: u64| {
+            let inside =
+                |&(&(host, len), _): &(&(u64, u64), &Vec<u64>)| addr.wrapping_sub(host) < len;
+            mirrors.iter().find(inside).is_some_and(|(&(host, _), seen)| !seen.contains(&host))
+        };
         if mirrors.is_empty() || !copies.any(|copy| own(copy.src) || own(copy.dst)) {
             return Ok(());
         }
@@ -564,9 +569,12 @@ impl Driver for SimDriver {
     fn map_host(&self, addr: u64, len: u64) -> Result<u64> {
         self.call("map_host")?;
         let (base, pages) = whole_pages(addr, len);
-        let mirror = mirror(base, pages)
-            .map_err(|error| system_error(&self.info, "mremap", pages, error))?;
-        let seen = mirror + (addr - base);
+        let seen = match mirror(base, pages) {
+            Ok(mirror) => mirror + (addr - base),
+            // Private memory.
+            Err(rustix::io::Errno::INVAL) => addr,
+            Err(error) => return Err(system_error(&self.info, "mremap", pages, error)),
+        };
         self.mirrors().entry((addr, len)).or_default().push(seen);
         self.control.born(Live::HostMappings);
         Ok(seen)
@@ -579,8 +587,10 @@ impl Driver for SimDriver {
         let seen = seen.ok_or_else(|| self.unknown(addr))?;
         mirrors.retain(|_, seen| !seen.is_empty());
         drop(mirrors);
-        let (mirror, pages) = whole_pages(seen, len);
-        unmap(mirror, pages);
+        if seen != addr {
+            let (mirror, pages) = whole_pages(seen, len);
+            unmap(mirror, pages);
+        }
         self.control.gone(Live::HostMappings);
         Ok(())
     }

@@ -22,6 +22,10 @@ use crate::testing::ChunkKind;
 /// Allocation numbers are unique in the process, so that a reused address never looks familiar.
 static NEXT_ALLOCATION: AtomicU64 = AtomicU64::new(1);
 
+pub(crate) fn next_allocation() -> u64 {
+    NEXT_ALLOCATION.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Host memory that another process can map, one memfd an allocation.
 #[derive(Debug, Default)]
 pub(crate) struct SharedMemory {
@@ -106,7 +110,7 @@ impl Block {
         ftruncate(&fd, len)?;
         Ok(Self {
             len,
-            id: NEXT_ALLOCATION.fetch_add(1, Ordering::Relaxed),
+            id: next_allocation(),
             fd,
             #[cfg(feature = "testing")]
             chunk: None,

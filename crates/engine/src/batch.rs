@@ -77,7 +77,8 @@ pub enum Path {
 }
 
 impl Path {
-    pub(crate) const ALL: [Self; 8] = [
+    /// All of them.
+    pub const ALL: [Self; 8] = [
         Self::None,
         Self::Kernel,
         Self::Dma,
@@ -280,6 +281,13 @@ impl Batches {
         Ok((batch.status.clone(), batch.running.as_ref().map(|running| ask(&running.pending))))
     }
 
+    /// What a batch waits for that runs, and its targets.
+    pub(crate) fn in_flight(&self, id: BatchId) -> Result<Option<(AllPending, Vec<Target>)>> {
+        let mut state = self.state();
+        let running = state.get(id)?.running.as_ref();
+        Ok(running.map(|running| (running.pending.clone(), running.holds.targets.clone())))
+    }
+
     /// Ends a running batch; of several threads that saw it end, one does it. Returns its status and,
     /// if this call ended it, what is to be told of it and all its bytes.
     pub(crate) fn finish(
@@ -341,6 +349,11 @@ impl Batches {
             state.free.push_back(id.index);
         }
         Ok(())
+    }
+
+    /// How many run.
+    pub(crate) fn running_count(&self) -> usize {
+        self.state().running
     }
 
     /// Ids of the batches that run.

@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
@@ -20,10 +21,11 @@ use crate::profile::Tuning;
 use crate::registry::Registry;
 use crate::request::{Copies, Part, SubmitOptions};
 use crate::segment::{AllocationKey, Exports, Identity, NoExports, Segment};
-use crate::target::Target;
+use crate::statistics::{Counters, Statistics};
+use crate::target::{Reach, Target};
 use crate::transport::peer::{Peer, Submitted};
 use crate::transport::tcp::{Listener, Tcp};
-use crate::transport::{Behind, Choice};
+use crate::transport::{Behind, Choice, Route};
 
 /// Moves bytes between registered memory here and at a peer.
 ///
@@ -42,6 +44,7 @@ pub struct Engine {
     batches: Batches,
     meters: Meters,
     nvtx: Option<Arc<Nvtx>>,
+    counters: Counters,
     notifier: OnceLock<Arc<Notifier>>,
 }
 
@@ -68,6 +71,7 @@ impl Engine {
             tcp: Mutex::default(),
             batches: Batches::default(),
             meters: Meters::new(),
+            counters: Counters::default(),
             notifier: OnceLock::new(),
         }))
     }
@@ -97,9 +101,15 @@ impl Engine {
     /// The device is the one whose memory it is. Regions may not overlap; several may lie in one
     /// allocation, and a range may cross two that touch there.
     ///
+    /// Host memory of any origin is served if host memory is a device of the engine. What did not
+    /// come from [`Engine::allocate`] no other process can map, so peers of this host reach it by
+    /// TCP, as those of other hosts do: that is its only path, and no fallback. Each region of it
+    /// is an allocation of its own.
+    ///
     /// # Errors
     /// Among others [`Error::NotDeviceMemory`], [`Error::AlreadyRegistered`],
-    /// [`Error::LeavesAllocation`], and `NotExportable` for memory that no peer could open.
+    /// [`Error::LeavesAllocation`], `NotExportable` for GPU memory that no peer could open, and
+    /// `NotAccessible` for host memory that is not all there, or may not be read and written.
     ///
     /// # Safety
     /// The memory stays allocated until [`Engine::unregister`] returns `Ok`, and peers have
@@ -201,7 +211,23 @@ impl Engine {
     /// # Errors
     /// [`Error::BadSegment`] if the segment contradicts itself.
     pub fn open(&self, name: &str, segment: Segment, exports: Arc<dyn Exports>) -> Result<Target> {
-        Target::new(name.to_owned(), segment, exports, Arc::clone(&self.mappings), None)
+        Target::new(name.to_owned(), segment, exports, Arc::clone(&self.mappings), Reach::Mapped)
+    }
+
+    /// As [`Engine::open`], for a peer with a [`Listener`] at `address`, a `host:port`: what of its
+    /// memory cannot be mapped is reached by TCP. Lanes connect when a transfer first needs them.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub fn open_beside_tcp(
+        &self,
+        name: &str,
+        segment: Segment,
+        exports: Arc<dyn Exports>,
+        address: &str,
+    ) -> Result<Target> {
+        let reach = Reach::MappedBesideTcp(address.to_owned());
+        Target::new(name.to_owned(), segment, exports, Arc::clone(&self.mappings), reach)
     }
 
     /// This engine's own registered memory as a target, whatever is registered when it is used: for
@@ -236,7 +262,8 @@ impl Engine {
     pub fn open_tcp(&self, name: &str, segment: Segment, address: &str) -> Result<Target> {
         let session = self.tcp()?.session(name, address, segment.incarnation);
         let mappings = Arc::clone(&self.mappings);
-        Target::new(name.to_owned(), segment, Arc::new(NoExports), mappings, Some(session))
+        let reach = Reach::Tcp(session);
+        Target::new(name.to_owned(), segment, Arc::new(NoExports), mappings, reach)
     }
 
     /// Serves the registered memory to lanes of other engines, until the listener is dropped.
@@ -288,7 +315,10 @@ impl Engine {
     /// As [`Engine::submit`], [`Error::UnknownBatch`], and `NotOrderable` behind a batch of another
     /// device or of TCP.
     pub fn submit_parts(&self, parts: &[Part<'_>], options: &SubmitOptions<'_>) -> Result<BatchId> {
-        self.try_submit(parts, options).inspect_err(|error| self.meters.refused(error))
+        self.try_submit(parts, options).inspect_err(|error| {
+            self.meters.refused(error);
+            self.counters.refused();
+        })
     }
 
     fn try_submit(&self, parts: &[Part<'_>], options: &SubmitOptions<'_>) -> Result<BatchId> {
@@ -297,9 +327,9 @@ impl Engine {
             return Err(lost);
         }
         let behind = self.behind(options.behind)?;
-        let over_tcp =
-            |part: &&Part<'_>| part.target.session().is_some() && !part.copies.are_empty();
-        let far: Vec<_> = parts.iter().filter(over_tcp).collect();
+        let routes = self.routes(parts)?;
+        let (near, far) = by_route(parts, &routes);
+        let far: Vec<_> = far.iter().filter(|part| !part.copies.are_empty()).collect();
         let planned = match far.is_empty() {
             true => None,
             false if !(behind.pending.is_empty() && behind.paced.is_empty()) => {
@@ -311,10 +341,7 @@ impl Engine {
                 Some((tcp, planned))
             }
         };
-        let near: Vec<_> =
-            parts.iter().filter(|part| part.target.session().is_none()).copied().collect();
-        let parts_here = if planned.is_none() { parts } else { &near };
-        let submitted = self.peer.submit(&self.registry, parts_here, options, &behind)?;
+        let submitted = self.peer.submit(&self.registry, &near, options, &behind)?;
         let Some((submitted, transfer)) = (match planned {
             None => submitted.map(|submitted| (submitted, None)),
             Some((tcp, (planned, summary))) => {
@@ -362,6 +389,28 @@ impl Engine {
         }
         tracing::debug!(%id, parts = parts.len(), bytes, %path, "submitted");
         Ok(id)
+    }
+
+    /// The way of each part; makes the lanes that are missing. None if mappings reach everything.
+    fn routes<'a>(&self, parts: &[Part<'a>]) -> Result<Vec<Route<'a>>> {
+        if parts.iter().all(|part| part.target.is_near()) {
+            return Ok(Vec::new());
+        }
+        let local = self.registry.table();
+        let routed = parts.iter().map(|part| {
+            let route = Route::of(part, &local)?;
+            if !part.target.is_far() && !matches!(route, Route::Near) {
+                let tcp = self.tcp()?;
+                part.target.connect(|address| {
+                    tcp.session(part.target.name(), address, part.target.incarnation())
+                });
+                if let Route::Both { .. } = route {
+                    tcp.check_whole(&self.peer, &self.registry, part)?;
+                }
+            }
+            Ok(route)
+        });
+        routed.collect()
     }
 
     /// Makes later work of a stream of the caller's wait for a batch, on the device: the host does
@@ -459,6 +508,29 @@ impl Engine {
         }
     }
 
+    /// Asks that what of a batch has not been moved yet is not, and returns at once.
+    ///
+    /// The batch ends by itself, once, as any other: failed with [`Error::Cancelled`] if some of it
+    /// was left out, and completed if it was too late. Its memory is quiet when it has ended, not
+    /// before. How late is too late depends on the transport: a device's queue gives nothing back
+    /// that it was given, so such a batch runs to its end; one that is submitted step by step ends
+    /// behind the steps that run; over TCP the peer is asked to stop, and one that does not answer
+    /// is given up after `MC_TCP_STATUS_TIMEOUT_SEC`. Cancelling again, or behind the end, changes
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`Error::UnknownBatch`].
+    pub fn cancel(&self, id: BatchId) -> Result<()> {
+        let Some((pending, targets)) = self.batches.in_flight(id)? else { return Ok(()) };
+        pending.paced.iter().for_each(|paced| paced.cancel());
+        if let Some(transfer) = pending.transfer {
+            transfer.cancel();
+            targets.iter().filter_map(Target::session).for_each(|session| session.sweep());
+        }
+        tracing::debug!(%id, "asked to cancel");
+        Ok(())
+    }
+
     /// Forgets a batch that ended; its id is unknown from then on.
     ///
     /// # Errors
@@ -507,6 +579,24 @@ impl Engine {
         self.peer.bounce_bytes()
     }
 
+    /// What the engine has done and holds now.
+    pub fn statistics(&self) -> Statistics {
+        let (regions, registered_bytes) = self.registry.total();
+        let (mappings, mapped_peers) = self.mappings.total();
+        Statistics {
+            running: self.batches.running_count() as u64,
+            regions: regions as u64,
+            registered_bytes,
+            mappings: mappings as u64,
+            mapped_peers: mapped_peers as u64,
+            pinned_bytes: self.pinned_bytes(),
+            staging_bytes: self.staging_bytes(),
+            bounce_bytes: self.bounce_bytes(),
+            locked_bytes: self.registry.pinned().used(),
+            ..self.counters.snapshot()
+        }
+    }
+
     /// A number of the TCP transport's, if there is one.
     fn of_tcp(&self, number: impl Fn(&Tcp) -> u64) -> u64 {
         let tcp = self.tcp.lock().unwrap_or_else(PoisonError::into_inner);
@@ -529,8 +619,10 @@ impl Engine {
             State::Failed(error) => Some(error),
             State::Running | State::Completed => None,
         };
-        if let Some(error) = failure {
-            tracing::warn!(%id, %error, "batch failed");
+        match failure {
+            None => {}
+            Some(Error::Cancelled) => tracing::debug!(%id, "batch cancelled"),
+            Some(error) => tracing::warn!(%id, %error, "batch failed"),
         }
         let Told { facts, span, _range } = told;
         let (facts, path, time) = (*facts, status.path, facts.submitted.elapsed());
@@ -561,6 +653,7 @@ impl Engine {
     /// Counts a batch that ended.
     fn tell(&self, ended: &Ended<'_>) {
         self.meters.ended(ended);
+        self.counters.ended(ended);
     }
 
     pub(crate) fn registry(&self) -> &Arc<Registry> {
@@ -600,6 +693,28 @@ fn open_nvtx(library: &NvtxLibrary) -> Option<Arc<Nvtx>> {
     };
     let warn = |error: &_| tracing::warn!(%error, "MC_KVFERRY_NVTX: batches are shown nowhere");
     Nvtx::load(path).inspect_err(warn).ok()
+}
+
+/// What mappings reach of a batch, and what TCP does.
+fn by_route<'a>(
+    parts: &'a [Part<'a>],
+    routes: &'a [Route<'a>],
+) -> (Cow<'a, [Part<'a>]>, Vec<Part<'a>>) {
+    if routes.is_empty() {
+        return (Cow::Borrowed(parts), Vec::new());
+    }
+    let (mut all_near, mut all_far) = (Vec::new(), Vec::new());
+    for (&part, route) in parts.iter().zip(routes) {
+        match route {
+            Route::Near => all_near.push(part),
+            Route::Far => all_far.push(part),
+            Route::Both { near, far } => {
+                all_near.push(Part { copies: near.copies(), ..part });
+                all_far.push(Part { copies: far.copies(), ..part });
+            }
+        }
+    }
+    (Cow::Owned(all_near), all_far)
 }
 
 fn not_orderable(what: &'static str) -> Error {

@@ -287,7 +287,7 @@ pub enum Error {
     },
     /// No device of the engine owns the memory.
     #[error(
-        "{addr:#x} is memory of none of {devices}; host memory must come from kvferry (a memfd), so that other processes can map it"
+        "{addr:#x} is memory of none of {devices}; host memory is registered with an engine that has the device host, too"
     )]
     NotDeviceMemory {
         /// First byte.
@@ -487,8 +487,10 @@ pub enum Error {
         /// What it said, or what was seen of it.
         reason: String,
     },
-    /// Memory that the peer does not serve over TCP.
-    #[error("{peer} does not serve its region at {addr:#x} over TCP")]
+    /// Memory that is reached by TCP alone, and that the peer does not serve there.
+    #[error(
+        "{peer} does not serve its region at {addr:#x} over TCP, and no mapping reaches it from here: host memory that did not come from kvferry cannot be mapped"
+    )]
     NotServed {
         /// The peer.
         peer: String,
@@ -524,6 +526,9 @@ pub enum Error {
         "batch {0} is submitted step by step, and not all of it is: no stream can wait for the rest; wait for the batch on the host, or submit it with OffloadMode::Direct and no MC_KVFERRY_MAX_RATE"
     )]
     NotAllSubmitted(BatchId),
+    /// [`Engine::cancel`](crate::Engine::cancel) ended the batch before all of it was moved.
+    #[error("the batch was cancelled before all of its bytes were moved")]
+    Cancelled,
     /// The engine was dropped before all of a batch was submitted.
     #[error("the engine was dropped before all of the batch was submitted")]
     Stopped,
@@ -574,6 +579,7 @@ impl Error {
             Self::PinnedBudget { .. } | Self::Device(Device::OutOfMemory { .. }) => "out_of_memory",
             Self::Device(Device::Lost { .. } | Device::Stalled { .. }) => "device_lost",
             Self::Device(_) => "device",
+            Self::Cancelled => "cancelled",
             Self::Stopped => "stopped",
             _ => "other",
         }

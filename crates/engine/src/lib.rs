@@ -22,6 +22,7 @@ mod proof;
 mod registry;
 mod request;
 mod segment;
+mod statistics;
 mod store;
 mod target;
 mod transport;
@@ -46,6 +47,7 @@ pub use request::{Copies, OffloadMode, Part, SubmitOptions, UnknownMode};
 pub use segment::{
     AllocationKey, Exports, ExportsError, Identity, Segment, SegmentAllocation, SegmentRegion,
 };
+pub use statistics::{PathStatistics, Statistics};
 pub use store::{
     PageBatch, PageKey, PageShape, PageStore, StoreError, StoreOptions, StoreStatistics, WhenFull,
 };

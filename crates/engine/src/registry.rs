@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use kvferry_device::{Allocation, Device, DeviceUuid, Export, Mapping};
+use kvferry_device::{Allocation, Device, DeviceUuid, Export, Mapping, Vendor, private_memory};
 use kvferry_wire::segment::SegmentRef;
 
 use crate::error::{Error, Result};
@@ -185,6 +185,8 @@ impl Regions {
 struct Exported {
     allocation: Allocation,
     device: usize,
+    /// Not so is host memory that did not come from kvferry: each region of it is an allocation.
+    mappable: bool,
     /// The export to copy for every peer, where it is to be made once only (FAILURES.md B06, B08).
     export: Option<Export>,
     /// Of host memory that GPUs use in place. They last as long as the entry: the first transfer
@@ -194,9 +196,18 @@ struct Exported {
 }
 
 impl Exported {
-    fn new(allocation: Allocation, device: usize, export: Option<Export>, regions: usize) -> Self {
-        Self { allocation, device, export, locks: Arc::default(), regions }
+    fn new(owned: Owned, export: Option<Export>, regions: usize) -> Self {
+        let Owned { device, allocation, mappable } = owned;
+        Self { allocation, device, mappable, export, locks: Arc::default(), regions }
     }
+}
+
+/// Whose memory a range is.
+#[derive(Clone, Copy, Debug)]
+struct Owned {
+    device: usize,
+    allocation: Allocation,
+    mappable: bool,
 }
 
 impl Registry {
@@ -213,7 +224,8 @@ impl Registry {
         if len == 0 || addr.checked_add(len).is_none() {
             return Err(Error::BadRegion { addr, len });
         }
-        let (device, allocation) = owner(devices, addr, len)?;
+        let owned = owner(devices, addr, len)?;
+        let Owned { device, allocation, mappable } = owned;
         if len > allocation.len - (addr - allocation.base) {
             let Allocation { base, len: bytes, .. } = allocation;
             return Err(Error::LeavesAllocation { addr, len, base, allocation: bytes });
@@ -222,16 +234,17 @@ impl Registry {
         self.refuse_overlap(&self.state(), addr, len)?;
         // These are driver calls: they happen outside the lock, and a lost race only wastes them.
         let known = self.state().allocations.contains_key(&key);
-        let export = match known {
-            true => None,
-            false => Some(devices[device].prepare_export(&allocation)?),
+        let export = match (known, mappable) {
+            (true, _) => None,
+            (false, true) => Some(devices[device].prepare_export(&allocation)?),
+            (false, false) => Some(None),
         };
         let mut state = self.state();
         self.refuse_overlap(&state, addr, len)?;
         match (state.allocations.get_mut(&key), export) {
             (Some(exported), _) => exported.regions += 1,
             (None, Some(export)) => {
-                state.allocations.insert(key, Exported::new(allocation, device, export, 1));
+                state.allocations.insert(key, Exported::new(owned, export, 1));
             }
             (None, None) => {
                 // Its last region was unregistered since we looked.
@@ -295,7 +308,8 @@ impl Registry {
         let key = AllocationKey { device: owner.info().uuid, id: allocation.id };
         // Outside the lock, as in `register`. Nobody else knows this memory, so nobody is faster.
         let export = owner.prepare_export(&allocation)?;
-        let lent = Exported::new(allocation, device, export, 0);
+        let owned = Owned { device, allocation, mappable: true };
+        let lent = Exported::new(owned, export, 0);
         self.state().allocations.insert(key, lent);
         Ok(key)
     }
@@ -332,6 +346,12 @@ impl Registry {
         let lock = Arc::new(HostLock { base, mapping, share });
         locks.insert(device.info().uuid, Arc::clone(&lock));
         Ok(lock)
+    }
+
+    /// How many regions there are, and their bytes.
+    pub(crate) fn total(&self) -> (usize, u64) {
+        let state = self.state();
+        (state.by_addr.len(), state.by_addr.values().map(|region| region.len).sum())
     }
 
     pub(crate) fn pinned(&self) -> &Arc<PinnedAccount> {
@@ -382,6 +402,7 @@ impl Registry {
             vendor: devices[exported.device].info().vendor,
             base: exported.allocation.base,
             len: exported.allocation.len,
+            mappable: exported.mappable,
         });
         let regions = state.by_addr.values().map(|region| SegmentRegion {
             addr: region.addr,
@@ -403,6 +424,12 @@ impl Registry {
             let state = self.state();
             let unknown = Error::UnknownAllocation { device: key.device.to_string(), id: key.id };
             let exported = state.allocations.get(&key).ok_or(unknown)?;
+            if !exported.mappable {
+                let device = devices[exported.device].info().to_string();
+                let reason = "it did not come from kvferry; TCP reaches it".into();
+                let base = exported.allocation.base;
+                return Err(kvferry_device::Error::NotExportable { device, base, reason }.into());
+            }
             if let Some(Export::Handle { bytes, len }) = &exported.export {
                 return Ok(Export::Handle { bytes: bytes.clone(), len: *len });
             }
@@ -427,14 +454,19 @@ impl Registry {
 }
 
 /// The device that owns `addr`, by its driver's word and never by an ordinal, and what it exports
-/// for the range.
-fn owner(devices: &[Arc<dyn Device>], addr: u64, len: u64) -> Result<(usize, Allocation)> {
+/// for the range. What no device knows is host memory of the application's own, if there is a device
+/// for that.
+fn owner(devices: &[Arc<dyn Device>], addr: u64, len: u64) -> Result<Owned> {
     for (index, device) in devices.iter().enumerate() {
         match device.export_unit(addr, len) {
-            Ok(allocation) => return Ok((index, allocation)),
+            Ok(allocation) => return Ok(Owned { device: index, allocation, mappable: true }),
             Err(kvferry_device::Error::UnknownAddress { .. }) => {}
             Err(error) => return Err(error.into()),
         }
+    }
+    if let Some(host) = devices.iter().position(|device| device.info().vendor == Vendor::Host) {
+        let allocation = private_memory(addr, len)?;
+        return Ok(Owned { device: host, allocation, mappable: false });
     }
     let names: Vec<_> = devices.iter().map(|device| device.info().to_string()).collect();
     Err(Error::NotDeviceMemory { addr, devices: names.join(", ") })

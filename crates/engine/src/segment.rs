@@ -65,6 +65,9 @@ pub struct SegmentAllocation {
     pub base: u64,
     /// Bytes.
     pub len: u64,
+    /// Whether other processes of its host can map it. Host memory that did not come from kvferry
+    /// they cannot; they reach it by TCP, as engines of other hosts do.
+    pub mappable: bool,
 }
 
 /// A registered region: what a peer may read and write.

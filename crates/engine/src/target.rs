@@ -1,6 +1,7 @@
 //! A peer's segment, opened: what may be read and written there, and where it is mapped here.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 
 use kvferry_device::{Device, DeviceUuid, Mapping};
@@ -36,9 +37,23 @@ struct Inner {
     exports: Arc<dyn Exports>,
     cache: Arc<MappingCache>,
     keeper: Keeper,
-    /// If it is reached by TCP and not through mappings.
-    session: Option<Arc<Session>>,
+    reach: Reach,
+    /// Some of its memory cannot be mapped.
+    has_private: AtomicBool,
+    /// The lanes to it, once there are some.
+    session: OnceLock<Arc<Session>>,
     lost: OnceLock<String>,
+}
+
+/// How a peer's memory is reached.
+#[derive(Debug)]
+pub(crate) enum Reach {
+    /// Through mappings.
+    Mapped,
+    /// Through mappings, and by TCP at this `host:port` where there can be none.
+    MappedBesideTcp(String),
+    /// By TCP alone.
+    Tcp(Arc<Session>),
 }
 
 /// A region of the peer's as TCP names it.
@@ -63,6 +78,7 @@ pub(crate) struct RemoteTable {
     regions: Vec<RemoteRegion>,
     /// All regions have a name on the wire.
     serves_all: bool,
+    has_private: bool,
 }
 
 impl RemoteRegion {
@@ -94,6 +110,23 @@ impl RemoteTable {
         &self.list[self.allocations[window]]
     }
 
+    /// The window that holds an address.
+    pub(crate) fn window_at(&self, addr: u64) -> Option<usize> {
+        let at = self.windows.partition_point(|window| window.start <= addr).checked_sub(1)?;
+        (addr - self.windows[at].start < self.windows[at].len).then_some(at)
+    }
+
+    /// Whether a window cannot be mapped.
+    pub(crate) fn is_private(&self, window: usize) -> bool {
+        !self.allocation(window).mappable
+    }
+
+    /// The first byte that cannot be mapped.
+    pub(crate) fn first_private(&self) -> Option<u64> {
+        let at = (0..self.windows.len()).find(|&window| self.is_private(window))?;
+        Some(self.windows[at].start)
+    }
+
     fn lists(&self, key: AllocationKey) -> bool {
         self.list.iter().any(|allocation| allocation.key == key)
     }
@@ -113,6 +146,7 @@ impl RemoteTable {
             }
         }
         let mut table = Self {
+            has_private: segment.allocations.iter().any(|allocation| !allocation.mappable),
             windows: Vec::new(),
             allocations: Vec::new(),
             list: segment.allocations,
@@ -162,12 +196,18 @@ impl Target {
         segment: Segment,
         exports: Arc<dyn Exports>,
         cache: Arc<MappingCache>,
-        session: Option<Arc<Session>>,
+        reach: Reach,
     ) -> Result<Self> {
         let (incarnation, process, pid) = (segment.incarnation, segment.process, segment.pid);
         let registry = in_process(incarnation).map(|registry| Arc::downgrade(&registry));
-        let table = RwLock::new(Arc::new(RemoteTable::new(&name, segment)?));
+        let table = RemoteTable::new(&name, segment)?;
+        let has_private = AtomicBool::new(table.has_private);
+        let table = RwLock::new(Arc::new(table));
         let keeper = cache.keeper();
+        let session = match &reach {
+            Reach::Tcp(session) => Arc::clone(session).into(),
+            Reach::Mapped | Reach::MappedBesideTcp(_) => OnceLock::new(),
+        };
         let lost = OnceLock::new();
         Ok(Self {
             inner: Arc::new(Inner {
@@ -180,6 +220,8 @@ impl Target {
                 exports,
                 cache,
                 keeper,
+                reach,
+                has_private,
                 session,
                 lost,
             }),
@@ -214,6 +256,7 @@ impl Target {
         let table = Arc::new(table);
         // The table first: a mapping that is made meanwhile is kept only if the table has it.
         *inner.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&table);
+        inner.has_private.store(table.has_private, Ordering::Release);
         inner.cache.release(inner.keeper, |key| table.lists(key));
         Ok(())
     }
@@ -239,7 +282,7 @@ impl Target {
         if ended {
             self.inner.cache.release(self.inner.keeper, |_| false);
             self.inner.cache.proofs.forget(self.inner.process);
-            if let Some(session) = &self.inner.session {
+            if let Some(session) = self.inner.session.get() {
                 session.stop(reason);
             }
         }
@@ -252,9 +295,29 @@ impl Target {
         Some(Error::PeerLost { peer: self.inner.name.clone(), reason })
     }
 
-    /// If it is reached by TCP: its lanes.
+    /// Whether it is reached by TCP alone.
+    pub(crate) fn is_far(&self) -> bool {
+        matches!(self.inner.reach, Reach::Tcp(_))
+    }
+
+    /// Whether mappings reach all of its memory, or it is in this process.
+    pub(crate) fn is_near(&self) -> bool {
+        !self.is_far()
+            && (self.inner.registry.is_some() || !self.inner.has_private.load(Ordering::Acquire))
+    }
+
+    /// The lanes to it, if there are any.
     pub(crate) fn session(&self) -> Option<&Arc<Session>> {
-        self.inner.session.as_ref()
+        self.inner.session.get()
+    }
+
+    /// Makes the lanes to a peer that is not far, unless there are some or it speaks on none.
+    pub(crate) fn connect(&self, session: impl FnOnce(&str) -> Arc<Session>) {
+        let Reach::MappedBesideTcp(address) = &self.inner.reach else { return };
+        let session = self.inner.session.get_or_init(|| session(address));
+        if let Some(reason) = self.inner.lost.get() {
+            session.stop(reason);
+        }
     }
 
     /// How many of its allocations are mapped here now.
@@ -290,6 +353,9 @@ impl Target {
         device: &Arc<dyn Device>,
     ) -> Result<Arc<OpenMapping>> {
         let inner = &self.inner;
+        if !allocation.mappable {
+            return Err(Error::NotServed { peer: inner.name.clone(), addr: allocation.base });
+        }
         let key = MappingKey { process: inner.process, allocation: allocation.key, device: index };
         let lists = || inner.lost.get().is_none() && self.table().lists(allocation.key);
         inner.cache.acquire(key, inner.keeper, lists, || inner.open(allocation, index, device))

@@ -14,6 +14,12 @@ pub(crate) fn describe(listener: &Listener, port: Option<u16>) -> BatchPort {
     BatchPort { port, major: MAJOR, minor: MINOR, authenticated: listener.is_authenticated() }
 }
 
+/// Where a peer speaks the protocol, if it does.
+pub(crate) fn address(peer: &Address, extension: &Extension) -> Option<String> {
+    let batch = extension.batch.filter(|batch| batch.major == MAJOR)?;
+    Some(Address { host: peer.host.clone(), port: batch.port }.to_string())
+}
+
 /// Opens a peer by TCP, on the host of its name; none if it does not speak the protocol.
 pub(crate) fn open(
     local: &Local,
@@ -21,8 +27,7 @@ pub(crate) fn open(
     address: &Address,
     extension: &Extension,
 ) -> Result<Option<Target>, NodeError> {
-    let Some(batch) = extension.batch.filter(|batch| batch.major == MAJOR) else { return Ok(None) };
-    let at = Address { host: address.host.clone(), port: batch.port }.to_string();
+    let Some(at) = self::address(address, extension) else { return Ok(None) };
     let segment = describe::segment(name, extension);
     let target = local.engine.open_tcp(name, segment, &at)?;
     tracing::debug!(node = local.name, peer = name, at, "opened a peer over TCP");

@@ -70,6 +70,7 @@ impl Local {
             vendor: publish_vendor(allocation.vendor),
             base: allocation.base,
             length: allocation.len,
+            mappable: allocation.mappable,
         });
         let regions = segment.regions.iter().map(|region| wire::Region {
             addr: region.addr,
@@ -107,6 +108,7 @@ pub(crate) fn segment(peer: &str, extension: &Extension) -> Segment {
                 vendor,
                 base: allocation.base,
                 len: allocation.length,
+                mappable: allocation.mappable,
             }),
             None => {
                 unknown.insert(key);
@@ -172,8 +174,14 @@ mod tests {
 
     fn extension() -> Extension {
         let device = Uuid([1; 16]);
-        let allocation =
-            |id, vendor| wire::Allocation { device, id, vendor, base: id << 20, length: 4096 };
+        let allocation = |id, vendor| wire::Allocation {
+            device,
+            id,
+            vendor,
+            base: id << 20,
+            length: 4096,
+            mappable: true,
+        };
         let region = |id| wire::Region { addr: id << 20, length: 64, device, id, segment: None };
         Extension {
             version: wire::VERSION,

@@ -131,9 +131,11 @@ impl Node {
         self.local.batch.as_ref().map(Listener::address)
     }
 
-    /// How many connections ended because of what they said, or did not say in time.
+    /// How many connections, to any of its ports, ended because of what they said, or did not say
+    /// in time.
     pub fn rejected(&self) -> u64 {
-        self.local.rejected.load(Ordering::Relaxed)
+        let lanes = self.local.batch.as_ref().map_or(0, Listener::rejected);
+        self.local.rejected.load(Ordering::Relaxed) + lanes
     }
 
     /// Opens a peer, which may be another engine of this process or this node itself. Takes 10
@@ -192,7 +194,11 @@ impl Node {
         }
         let connection = Arc::new(Connection::open(name, &extension)?);
         let segment = describe::segment(name, &extension);
-        let target = self.local.engine.open(name, segment, Arc::clone(&connection) as _)?;
+        let (engine, exports) = (&self.local.engine, Arc::clone(&connection) as _);
+        let target = match batch_port::address(&address, &extension) {
+            Some(batch) => engine.open_beside_tcp(name, segment, exports, &batch)?,
+            None => engine.open(name, segment, exports)?,
+        };
         let watch = self.monitor.watch(Arc::clone(connection.socket()), target.clone());
         let incarnation = extension.incarnation;
         tracing::debug!(node = self.name(), peer = name, %incarnation, regions = extension.regions.len(), "opened a peer on this host");

@@ -156,6 +156,10 @@ pub struct Allocation {
     pub base: u64,
     /// Bytes.
     pub length: u64,
+    /// Whether other processes of its host can map it. What they cannot they reach by the batch
+    /// protocol, as engines of other hosts do.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub mappable: bool,
 }
 
 /// One registered region.
@@ -313,6 +317,14 @@ struct Version {
 
 fn first_version() -> u32 {
     1
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn is_yes(value: &bool) -> bool {
+    *value
 }
 
 fn check(descriptor: &Descriptor) -> Result<(), SegmentError> {

@@ -8,8 +8,14 @@ const STOCK: &str = r#"{"name":"10.0.0.1:15428","protocol":"tcp","tcp_data_port"
 
 fn descriptor() -> Descriptor {
     let device = Uuid([0xa1; 16]);
-    let allocations =
-        vec![Allocation { device, id: 7, vendor: Vendor::Cuda, base: 0x1000, length: 0x1000 }];
+    let allocations = vec![Allocation {
+        device,
+        id: 7,
+        vendor: Vendor::Cuda,
+        base: 0x1000,
+        length: 0x1000,
+        mappable: true,
+    }];
     let regions = vec![Region { addr: 0x1800, length: 0x800, device, id: 7, segment: None }];
     Descriptor {
         name: "127.0.0.1:9".into(),
@@ -81,6 +87,19 @@ fn protocols_are_a_string_or_an_array_and_the_rest_may_be_absent() {
     );
     assert_eq!((several.tcp_data_port, several.tcp_proto_version), (0, 1));
     assert!(parse(br#"{"name":"a:1","protocol":"tcp"}"#).unwrap().protocol.offers("tcp"));
+}
+
+#[test]
+fn memory_that_cannot_be_mapped_says_so_and_other_memory_says_nothing() {
+    let mut changed = descriptor();
+    let allocation = |it: &Descriptor| it.kvferry.as_ref().unwrap().allocations[0];
+    changed.kvferry.as_mut().unwrap().allocations[0].mappable = false;
+    let json = encode(&changed).unwrap();
+    assert!(
+        String::from_utf8(json.clone()).unwrap().contains(r#""length":4096,"mappable":false}"#)
+    );
+    assert!(!allocation(&parse(&json).unwrap()).mappable);
+    assert!(!String::from_utf8(encode(&descriptor()).unwrap()).unwrap().contains("mappable"));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::transfer::{Asked, Job, Transfer, Work};
 use crate::batch::{Holds, Path};
 use crate::config::OverlapCheck;
 use crate::ended::Fallback;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::{
     Form, Limits, Op, Scratch, check_bounds, check_form_bounds, check_form_overlaps, check_overlaps,
 };
@@ -88,7 +88,10 @@ impl Tcp {
         let mut planned = Vec::with_capacity(parts.len());
         let mut device = 0;
         for part in parts {
-            let Some(session) = part.target.session() else { continue };
+            let Some(session) = part.target.session() else {
+                let addr = part.target.table().first_private().unwrap_or(0);
+                return Err(Error::NotServed { peer: part.target.name().to_owned(), addr });
+            };
             let checked = self.check(peer, registry, part)?;
             device = checked.device;
             summary.bytes += checked.bytes;
@@ -105,6 +108,21 @@ impl Tcp {
             planned.push(PlannedPart { session, order, bytes, requests });
         }
         Ok((Planned { parts: planned, transfer: Arc::default(), device }, summary))
+    }
+
+    /// Finds what is wrong with a list of which only some goes over TCP.
+    ///
+    /// # Errors
+    /// As [`Tcp::plan`], with positions in the whole list.
+    pub(crate) fn check_whole(
+        &self,
+        peer: &Peer,
+        registry: &Registry,
+        part: &Part<'_>,
+    ) -> Result<()> {
+        let Checked { scratch, .. } = self.check(peer, registry, part)?;
+        self.scratches().push(scratch);
+        Ok(())
     }
 
     fn scratches(&self) -> MutexGuard<'_, Vec<Scratch>> {
