@@ -107,18 +107,29 @@ pub(super) struct Shape {
     pub(super) staged: Calls,
 }
 
+/// Pieces that are looked at together.
+const FEW: usize = 64;
+
 impl Shape {
     /// Judges by the first pieces, as they come. `staged` is as if the list is not sorted.
     pub(super) fn of(fragments: &Fragments<'_>) -> Self {
         let head = fragments.head();
-        let mut blocks = Vec::new();
-        for piece in head {
-            append(&mut blocks, *piece, &fragments.borders);
+        let mut blocks = Vec::with_capacity(head.len());
+        let mut seen = 0;
+        for part in head.chunks(FEW) {
+            for piece in part {
+                append(&mut blocks, *piece, &fragments.borders);
+            }
+            seen += part.len();
+            // Pieces that hardly any follows show it at once.
+            if blocks.len() * 4 > seen * 3 {
+                break;
+            }
         }
         let pieces = (fragments.count as f64).max(head.len() as f64);
-        let whole = pieces / (head.len() as f64).max(1.0);
-        let direct = Calls::of(&blocks).times(whole);
-        let staged = host_calls(head, fragments).times(whole);
+        let whole = |of: usize| pieces / (of as f64).max(1.0);
+        let direct = Calls::of(&blocks).times(whole(seen));
+        let staged = host_calls(head, fragments).times(whole(head.len()));
         Self { bytes: fragments.bytes as f64, pieces, direct, staged }
     }
 

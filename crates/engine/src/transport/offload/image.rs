@@ -1,11 +1,15 @@
 //! A batch whose pieces are all of one length and fill a part of host memory, at a constant pitch and
 //! in any order: what a page pool gives out. A buffer in device memory then holds an image of that
-//! part, and neither the list's order nor a sort matters: one launch and one DMA.
+//! part, and neither the list's order nor a sort matters: a launch and a DMA for all of it, or for each
+//! of two parts.
+
+use std::ops::Range;
 
 use kvferry_device::{CompactCopy, CopyDescriptor, Rows, Stage, StageSource};
 
 use super::choice::Calls;
 use super::fragments::Direction;
+use super::stages::Division;
 
 /// Pieces of one length, side by side or a pitch apart in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +38,8 @@ impl Image {
         let count = pieces.len() as u64;
         let pitch = if count == 1 { len } else { (high - low) / (count - 1) };
         // Gaps cost the link nothing, and a row of a 2-D DMA hardly anything from a KiB on.
-        if other != 0 || pitch < len || pitch > len.saturating_mul(2) {
+        let pitches = len.max(2)..=len.saturating_mul(2);
+        if other != 0 || !pitches.contains(&pitch) {
             return None;
         }
         let image = Self { low, len, pitch, count };
@@ -57,9 +62,10 @@ impl Image {
 
     /// The place of an offset in host memory; any place for an offset that is none's.
     fn places(&self) -> impl Fn(u64) -> u64 + use<> {
-        // Exact for multiples below 2^52, and many times as quick as a division.
-        let inverse = 1.0 / self.pitch as f64;
-        move |offset| (offset as f64 * inverse + 0.5) as u64
+        // A little more than 2^64 / pitch: exact for every multiple, as the error of the product is
+        // less than one, and many times as quick as a division. A pitch is at least 2.
+        let inverse = u128::from(u64::MAX / self.pitch + 1);
+        move |offset| (u128::from(offset) * inverse >> u64::BITS) as u64
     }
 
     /// The DMAs that it takes.
@@ -79,59 +85,85 @@ impl Image {
     }
 }
 
-/// The one step of an image.
-pub(super) struct ImageStage<'a> {
+/// The steps of an image: one, or two of which the second begins at a place.
+pub(super) struct ImageStages<'a> {
     image: Image,
     pieces: &'a [CopyDescriptor],
     direction: Direction,
     buffer: u64,
     tile_bytes: u64,
     dma: [CompactCopy<'static>; 1],
-    taken: bool,
+    /// Places that are in no step yet.
+    left: Range<u64>,
+    second: u64,
 }
 
-impl<'a> ImageStage<'a> {
+impl<'a> ImageStages<'a> {
     /// `buffer` has room for the image, and the queue's slots for its descriptors.
     pub(super) fn new(
         image: Image,
         pieces: &'a [CopyDescriptor],
         direction: Direction,
         buffer: u64,
+        division: Division,
         tile_bytes: u64,
     ) -> Self {
-        let Image { low, len, pitch, count } = image;
-        let host = if pitch == len { (low, image.bytes(), 1) } else { (low, len, count) };
-        let (low, len, count) = host;
-        let (src, dst, src_pitch, dst_pitch) = match direction {
-            Direction::Store => (buffer, low, len, pitch),
-            Direction::Load => (low, buffer, pitch, len),
+        let count = image.count;
+        // The one beside which the link idles is short.
+        let short = division.short() / image.len;
+        let second = match direction {
+            _ if short >= count => count,
+            Direction::Store => short,
+            Direction::Load => count - short,
         };
-        let dma = [Rows { src, dst, len, src_pitch, dst_pitch, count }.compact()];
-        Self { image, pieces, direction, buffer, tile_bytes, dma, taken: false }
+        let dma = [CompactCopy::default()];
+        Self { image, pieces, direction, buffer, tile_bytes, dma, left: 0..count, second }
+    }
+
+    /// The places of the next step.
+    fn step(&self) -> Range<u64> {
+        let Range { start, end } = self.left;
+        start..if start < self.second { self.second } else { end }
+    }
+
+    fn place_dma(&mut self) {
+        let Image { low, len, pitch, .. } = self.image;
+        let Range { start, end } = self.step();
+        let (host, buffer) = (low + start * pitch, self.buffer + start * len);
+        let (len, count) = if pitch == len { ((end - start) * len, 1) } else { (len, end - start) };
+        let (src, dst, src_pitch, dst_pitch) = match self.direction {
+            Direction::Store => (buffer, host, len, pitch),
+            Direction::Load => (host, buffer, pitch, len),
+        };
+        self.dma = [Rows { src, dst, len, src_pitch, dst_pitch, count }.compact()];
     }
 }
 
-impl StageSource for ImageStage<'_> {
+impl StageSource for ImageStages<'_> {
     fn has_next(&self) -> bool {
-        !self.taken
+        !self.left.is_empty()
     }
 
     fn ahead(&mut self) -> &[CompactCopy<'_>] {
         match self.direction {
             Direction::Store => &[],
-            Direction::Load => &self.dma,
+            Direction::Load => {
+                self.place_dma();
+                &self.dma
+            }
         }
     }
 
     fn next(&mut self, slot: &mut [CopyDescriptor]) -> Stage<'_> {
-        self.taken = true;
         let Image { low, len, .. } = self.image;
-        let at = self.image.places();
-        let staged =
-            |piece: &CopyDescriptor| self.buffer + at(self.direction.host(piece) - low) * len;
+        let (at, step) = (self.image.places(), self.step());
         let mut count = 0;
         for piece in self.pieces {
-            let (device, staged) = (self.direction.device(piece), staged(piece));
+            let place = at(self.direction.host(piece) - low);
+            if !step.contains(&place) {
+                continue;
+            }
+            let (device, staged) = (self.direction.device(piece), self.buffer + place * len);
             let (src, dst) = match self.direction {
                 Direction::Store => (device, staged),
                 Direction::Load => (staged, device),
@@ -144,6 +176,10 @@ impl StageSource for ImageStage<'_> {
                 done += tile;
             }
         }
+        if self.direction == Direction::Store {
+            self.place_dma();
+        }
+        self.left.start = step.end;
         let dma = match self.direction {
             Direction::Store => &self.dma[..],
             Direction::Load => &[],
@@ -177,13 +213,14 @@ mod tests {
         assert_eq!(image(&[(127, 10), (100, 10), (113, 10)]), None, "not at a pitch");
         assert_eq!(image(&[(100, 10), (105, 10)]), None, "one on the other");
         assert_eq!(image(&[(100, 10), (1000, 10)]), None, "far apart");
+        assert_eq!(image(&[(100, 1), (101, 1)]), None, "single bytes");
     }
 
     #[test]
     fn places_are_exact_up_to_the_largest_memory() {
-        for pitch in [1, 97, 4096, 4352, 1_002_240, (1 << 30) + 1] {
+        for pitch in [2, 97, 4096, 4352, 1_002_240, (1 << 30) + 1] {
             let at = Image { low: 0, len: 1, pitch, count: 0 }.places();
-            for place in [0, 1, 2, 3, 1000, 65_535, (1 << 22) - 1] {
+            for place in [0, 1, 2, 3, 1000, 65_535, (1 << 33) - 1] {
                 assert_eq!(at(place * pitch), place, "{pitch}");
             }
         }

@@ -33,6 +33,7 @@ use self::fragments::{Borders, Fragments};
 use self::image::Image;
 pub(crate) use self::paced::Paced;
 use self::paced::{Job, Worker};
+use self::stages::Division;
 use self::steps::Steps;
 use self::submit::{
     Passing, host_grid, start_direct, start_kernel, start_staged, step_without_buffers,
@@ -284,8 +285,14 @@ impl Offload {
                     };
                     let image = listed.and_then(|list| list.image);
                     let image = image.map(|image| (image, &memory.list[..]));
+                    // Under the tail policy a batch takes as few launches as it can.
+                    let division = match self.config.policy {
+                        Policy::Tail => Division::NONE,
+                        _ => Division::of(bytes, direction),
+                    };
+                    let borders = &borders;
                     let batch =
-                        Passing { direction, source, borders: &borders, bytes, count, image };
+                        Passing { direction, source, borders, bytes, count, image, division };
                     start_staged(&way, batch, order, &mut submitted)?;
                 }
             }
@@ -319,8 +326,9 @@ impl Offload {
                     let mut started = Submitted::nothing();
                     let (source, count) = (&mut SliceSource(step), step.len() as u64);
                     let bytes = step.iter().map(|piece| piece.len).sum();
-                    let (borders, image) = (&borders, None);
-                    let batch = Passing { direction, source, borders, bytes, count, image };
+                    let (borders, image, division) = (&borders, None, Division::NONE);
+                    let batch =
+                        Passing { direction, source, borders, bytes, count, image, division };
                     let begun = start_staged(&way, batch, Order::NONE, &mut started);
                     pending.append(&mut started.pending);
                     begun.and(started.failure.map_or(Ok(()), Err))

@@ -10,6 +10,64 @@ const AHEAD: usize = 256;
 /// Bytes that the kernel copies at a time, where both ends are aligned to as many.
 const WORD: u64 = 16;
 
+/// Bytes of a batch from which on its link is not to wait for all of its pieces to be packed and
+/// copied: below, another launch and another DMA cost more than the wait.
+const DIVIDED_FROM: u64 = 16 << 20;
+
+/// Most bytes of a short step.
+const SHORT: u64 = 8 << 20;
+
+/// How a batch is divided into steps, beyond what its buffers ask for. The link idles while the first
+/// step of a store is gathered and while the last of a load is scattered, so these are short; the
+/// others are packed and copied beside DMAs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Division {
+    /// Bytes of a short step.
+    short: u64,
+    /// Bytes that are in no step yet.
+    left: u64,
+    begun: bool,
+    ends_short: bool,
+}
+
+impl Division {
+    /// As few steps as fit.
+    pub(super) const NONE: Self =
+        Self { short: u64::MAX, left: 0, begun: false, ends_short: false };
+
+    /// Of so many bytes.
+    pub(super) fn of(bytes: u64, direction: Direction) -> Self {
+        if bytes < DIVIDED_FROM {
+            return Self::NONE;
+        }
+        let short = (bytes / 8).min(SHORT);
+        Self { short, left: bytes, begun: false, ends_short: direction == Direction::Load }
+    }
+
+    /// Bytes of a short step; more than there are if there is none.
+    pub(super) fn short(&self) -> u64 {
+        self.short
+    }
+
+    /// Bytes of the next step, about.
+    fn next(&mut self) -> u64 {
+        let begun = std::mem::replace(&mut self.begun, true);
+        match self.left.checked_sub(self.short) {
+            _ if !begun => self.short,
+            Some(long) if self.ends_short && long > self.short => long,
+            _ => u64::MAX,
+        }
+    }
+
+    /// A step took so many.
+    fn take(&mut self, bytes: u64) {
+        self.left = self.left.saturating_sub(bytes);
+    }
+}
+
+/// Most places where the end of a step cuts a run of host memory, and its alignment with it.
+const CUTS: u64 = 64;
+
 /// Where pieces are packed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Buffers {
@@ -23,7 +81,7 @@ impl Buffers {
     /// Of so much memory, for so many bytes in at most so many pieces.
     pub(super) fn of(base: u64, memory: u64, bytes: u64, count: u64) -> Self {
         // What alignment takes, at most.
-        let slack = count.saturating_add(1).saturating_mul(2 * WORD);
+        let slack = count.saturating_add(CUTS).saturating_mul(2 * WORD);
         if bytes.saturating_add(slack) <= memory {
             return Self { places: [base; 2], bytes: memory, whole: true };
         }
@@ -42,6 +100,7 @@ pub(super) struct Packer<'a> {
     /// Those of `ahead` that are not packed.
     left: std::ops::Range<usize>,
     buffers: Buffers,
+    division: Division,
     turn: usize,
     /// Bytes of the buffer that are in use.
     used: u64,
@@ -57,6 +116,7 @@ impl<'a> Packer<'a> {
         direction: Direction,
         borders: &'a Borders,
         buffers: Buffers,
+        division: Division,
         tile_bytes: u64,
     ) -> Self {
         let mut packer = Self {
@@ -66,6 +126,7 @@ impl<'a> Packer<'a> {
             ahead: [CopyDescriptor::default(); AHEAD],
             left: 0..0,
             buffers,
+            division,
             turn: 0,
             used: 0,
             tile_bytes,
@@ -85,20 +146,74 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// Whether a piece at `host` continues the run that was packed last.
-    fn continues(&self, host: u64) -> bool {
-        let windows = match self.direction {
-            Direction::Store => &self.borders.dst,
-            Direction::Load => &self.borders.src,
+    /// The run that was packed last, if another piece may continue it.
+    fn run(&self) -> Option<Run> {
+        let last = self.blocks.last().filter(|last| last.count == 1)?;
+        let (begin, windows) = match self.direction {
+            Direction::Store => (last.dst, &self.borders.dst),
+            Direction::Load => (last.src, &self.borders.src),
         };
-        self.blocks.last().is_some_and(|last| {
-            let begin = match self.direction {
-                Direction::Store => last.dst,
-                Direction::Load => last.src,
-            };
-            last.count == 1 && host == begin + last.len && windows.same(begin, host)
-        })
+        Some(Run { end: begin + last.len, border: windows.end_of(begin) })
     }
+
+    /// Packs the next pieces to `staged`, as long as they are whole and continue the run that was
+    /// packed last; returns how many they are, and how many bytes.
+    fn pack_whole(&mut self, staged: u64, room: u64, slot: &mut [CopyDescriptor]) -> (usize, u64) {
+        let Some(run) = self.run() else { return (0, 0) };
+        let pieces = &self.ahead[self.left.clone()];
+        let most = self.tile_bytes;
+        let (count, bytes) = match self.direction {
+            Direction::Store => pack::<true>(pieces, run, (staged, room), most, slot),
+            Direction::Load => pack::<false>(pieces, run, (staged, room), most, slot),
+        };
+        if let Some(last) = self.blocks.last_mut() {
+            last.len += bytes;
+        }
+        self.left.start += count;
+        self.refill();
+        (count, bytes)
+    }
+}
+
+/// A run of host memory.
+#[derive(Clone, Copy)]
+struct Run {
+    end: u64,
+    /// Where the window ends that it lies in.
+    border: u64,
+}
+
+impl Run {
+    /// Whether a piece that begins here belongs to it.
+    fn continues(&self, host: u64) -> bool {
+        host == self.end && host < self.border
+    }
+}
+
+/// Writes the first pieces to the slot that continue the run, are no longer than `most`, and fit into
+/// the room at `staged`; returns how many, and their bytes. Most batches are hardly anything else, so
+/// this is what packing costs.
+fn pack<const STORE: bool>(
+    pieces: &[CopyDescriptor],
+    mut run: Run,
+    (staged, room): (u64, u64),
+    most: u64,
+    slot: &mut [CopyDescriptor],
+) -> (usize, u64) {
+    let (mut count, mut bytes) = (0, 0);
+    for (&CopyDescriptor { src, dst, len }, place) in pieces.iter().zip(slot) {
+        let host = if STORE { dst } else { src };
+        if !run.continues(host) || len > most || len > room - bytes {
+            break;
+        }
+        let staged = staged + bytes;
+        let (src, dst) = if STORE { (src, staged) } else { (staged, dst) };
+        *place = CopyDescriptor { src, dst, len };
+        run.end += len;
+        bytes += len;
+        count += 1;
+    }
+    (count, bytes)
 }
 
 impl StageSource for Packer<'_> {
@@ -110,15 +225,23 @@ impl StageSource for Packer<'_> {
         let buffer = self.buffers.places[self.turn];
         self.turn ^= 1;
         self.blocks.clear();
-        let mut used = if self.buffers.whole { self.used } else { 0 };
+        let first = if self.buffers.whole { self.used } else { 0 };
+        let end = first.saturating_add(self.division.next()).min(self.buffers.bytes);
+        let mut used = first;
         let mut count = 0;
-        while count < slot.len() && self.has_next() {
+        while count < slot.len() && used < end && self.has_next() {
+            let (whole, bytes) = self.pack_whole(buffer + used, end - used, &mut slot[count..]);
+            if whole > 0 {
+                count += whole;
+                used += bytes;
+                continue;
+            }
             let at_piece = self.left.start;
             let piece = self.ahead[at_piece];
             let (host, device) = (self.direction.host(&piece), self.direction.device(&piece));
             // A run of host memory has no gaps in the buffer; between runs there are, so that the
             // kernel finds both ends of a piece equally aligned.
-            let continues = self.continues(host);
+            let continues = self.run().is_some_and(|run| run.continues(host));
             let at = match continues {
                 true => used,
                 false => u64::next_multiple_of(used, WORD) + device % WORD,
@@ -160,6 +283,7 @@ impl StageSource for Packer<'_> {
             }
         }
         self.used = used;
+        self.division.take(used - first);
         self.dma.clear();
         self.dma.extend(self.blocks.iter().map(Rows::compact));
         Stage { pieces: count, dma: &self.dma, dma_first: self.direction == Direction::Load }

@@ -7,9 +7,9 @@ use kvferry_device::{
 };
 
 use super::fragments::{Borders, Direction, append, close};
-use super::image::{Image, ImageStage};
+use super::image::{Image, ImageStages};
 use super::paced;
-use super::stages::{Buffers, Packer};
+use super::stages::{Buffers, Division, Packer};
 use super::{Parts, SLOT_DESCRIPTORS, Way, lock};
 use crate::batch::Path;
 use crate::config::Source;
@@ -32,6 +32,7 @@ pub(super) struct Passing<'a> {
     pub(super) count: u64,
     /// If the pieces are one, and the list of them.
     pub(super) image: Option<(Image, &'a [CopyDescriptor])>,
+    pub(super) division: Division,
 }
 
 pub(super) fn start_staged(
@@ -40,7 +41,7 @@ pub(super) fn start_staged(
     order: Order<'_>,
     submitted: &mut Submitted,
 ) -> Result<()> {
-    let Passing { direction, source, borders, bytes, count, image } = batch;
+    let Passing { direction, source, borders, bytes, count, image, division } = batch;
     let gated = order.waits();
     let mut bounce = lock(&way.bounce);
     let taken = bounce.take(gated)?;
@@ -52,12 +53,12 @@ pub(super) fn start_staged(
     let (mut whole, mut packed);
     let stages: &mut dyn StageSource = match image.filter(fits) {
         Some((image, list)) => {
-            whole = ImageStage::new(image, list, direction, taken.base, tile);
+            whole = ImageStages::new(image, list, direction, taken.base, division, tile);
             &mut whole
         }
         None => {
             let buffers = Buffers::of(taken.base, taken.bytes, bytes, count);
-            packed = Packer::new(source, direction, borders, buffers, tile);
+            packed = Packer::new(source, direction, borders, buffers, division, tile);
             &mut packed
         }
     };
