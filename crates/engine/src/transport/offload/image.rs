@@ -65,7 +65,7 @@ impl Image {
         // A little more than 2^64 / pitch: exact for every multiple, as the error of the product is
         // less than one, and many times as quick as a division. A pitch is at least 2.
         let inverse = u128::from(u64::MAX / self.pitch + 1);
-        move |offset| (u128::from(offset) * inverse >> u64::BITS) as u64
+        move |offset| ((u128::from(offset) * inverse) >> u64::BITS) as u64
     }
 
     /// The DMAs that it takes.
@@ -184,7 +184,7 @@ impl StageSource for ImageStages<'_> {
             Direction::Store => &self.dma[..],
             Direction::Load => &[],
         };
-        Stage { pieces: count, dma, dma_first: false }
+        Stage { pieces: count, dma, dma_first: self.direction == Direction::Load }
     }
 }
 

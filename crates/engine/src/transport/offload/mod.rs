@@ -40,6 +40,7 @@ use self::submit::{
 };
 use super::fences::{Order, wait_for};
 use super::lane::Lane;
+use super::overlaps::Overlaps;
 use super::peer::Submitted;
 use super::place::Plan;
 use crate::batch::Path;
@@ -83,6 +84,14 @@ struct ListMemory {
 /// Descriptors of a launch, at most: the fewer launches, the fewer time slices of the GPU a batch takes
 /// from another process, and 32,768 pieces of 2 KiB fill a buffer.
 const SLOT_DESCRIPTORS: usize = 32_768;
+
+/// What is to be started.
+pub(super) struct Request<'a> {
+    pub(super) direction: Direction,
+    pub(super) parts: &'a Parts<'a>,
+    pub(super) options: &'a SubmitOptions<'a>,
+    pub(super) order: Order<'a>,
+}
 
 /// Some plans of one direction and their strides.
 pub(super) type Parts<'a> = [(&'a Plan<'a>, &'a Strides)];
@@ -197,19 +206,18 @@ impl Offload {
         Some(Choice { mode, in_steps: false, reason })
     }
 
-    /// Starts plans of one device and direction. `None`: nobody asked for anything, and the processor
-    /// copies.
+    /// Starts plans of one device and direction, once no overlaps are found. `None`: nobody asked for
+    /// anything, and the processor copies.
     ///
     /// `fall_back` refuses plans for lack of a kernel, or says that they go a slower way.
     pub(super) fn start(
         &self,
         (index, device): (usize, &Arc<dyn Device>),
-        direction: Direction,
-        parts: &Parts<'_>,
-        options: &SubmitOptions<'_>,
-        order: Order<'_>,
+        request: Request<'_>,
+        overlaps: &mut Overlaps<'_>,
         fall_back: impl FnOnce() -> Result<()>,
     ) -> Result<Option<Submitted>> {
+        let Request { direction, parts, options, order } = request;
         let asked = self.asked(direction, options);
         let info = device.info();
         if asked.is_none() && info.vendor == Vendor::Host {
@@ -256,7 +264,13 @@ impl Offload {
                 Ok(()) => {}
             }
         }
-        if choice.in_steps || self.is_rated() || !order.paced.is_empty() {
+        let paced = choice.in_steps || self.is_rated() || !order.paced.is_empty();
+        let is_staged = matches!(choice.mode, OffloadMode::Staged | OffloadMode::Auto);
+        // What passes a buffer is checked while it does, unless that may take any time.
+        if paced || !is_staged || order.waits() {
+            overlaps.check_before()?;
+        }
+        if paced {
             if listed.is_none() {
                 fragments.drain_into(&mut memory.list);
             }
@@ -288,12 +302,12 @@ impl Offload {
                     // Under the tail policy a batch takes as few launches as it can.
                     let division = match self.config.policy {
                         Policy::Tail => Division::NONE,
-                        _ => Division::of(bytes, direction),
+                        _ => Division::of(bytes, lock(&way.bounce).chunk, direction),
                     };
                     let borders = &borders;
                     let batch =
                         Passing { direction, source, borders, bytes, count, image, division };
-                    start_staged(&way, batch, order, &mut submitted)?;
+                    start_staged(&way, batch, order, || overlaps.check_before(), &mut submitted)?;
                 }
             }
         }
@@ -329,7 +343,8 @@ impl Offload {
                     let (borders, image, division) = (&borders, None, Division::NONE);
                     let batch =
                         Passing { direction, source, borders, bytes, count, image, division };
-                    let begun = start_staged(&way, batch, Order::NONE, &mut started);
+                    let (order, checked) = (Order::NONE, || Ok(()));
+                    let begun = start_staged(&way, batch, order, checked, &mut started);
                     pending.append(&mut started.pending);
                     begun.and(started.failure.map_or(Ok(()), Err))
                 })

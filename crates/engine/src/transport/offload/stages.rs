@@ -10,13 +10,6 @@ const AHEAD: usize = 256;
 /// Bytes that the kernel copies at a time, where both ends are aligned to as many.
 const WORD: u64 = 16;
 
-/// Bytes of a batch from which on its link is not to wait for all of its pieces to be packed and
-/// copied: below, another launch and another DMA cost more than the wait.
-const DIVIDED_FROM: u64 = 16 << 20;
-
-/// Most bytes of a short step.
-const SHORT: u64 = 8 << 20;
-
 /// How a batch is divided into steps, beyond what its buffers ask for. The link idles while the first
 /// step of a store is gathered and while the last of a load is scattered, so these are short; the
 /// others are packed and copied beside DMAs.
@@ -35,12 +28,13 @@ impl Division {
     pub(super) const NONE: Self =
         Self { short: u64::MAX, left: 0, begun: false, ends_short: false };
 
-    /// Of so many bytes.
-    pub(super) fn of(bytes: u64, direction: Direction) -> Self {
-        if bytes < DIVIDED_FROM {
+    /// Of so many bytes, where a step is `chunk` otherwise.
+    pub(super) fn of(bytes: u64, chunk: u64, direction: Direction) -> Self {
+        // Of less, another launch and another DMA cost more than the wait.
+        if bytes < chunk / 4 {
             return Self::NONE;
         }
-        let short = (bytes / 8).min(SHORT);
+        let short = bytes.min(chunk) / 8;
         Self { short, left: bytes, begun: false, ends_short: direction == Direction::Load }
     }
 
@@ -287,5 +281,104 @@ impl StageSource for Packer<'_> {
         self.dma.clear();
         self.dma.extend(self.blocks.iter().map(Rows::compact));
         Stage { pieces: count, dma: &self.dma, dma_first: self.direction == Direction::Load }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use kvferry_device::SliceSource;
+    use proptest::prelude::*;
+
+    use super::super::fragments::Windows;
+    use super::*;
+
+    const BUFFER: u64 = 1 << 40;
+    const TILE: u64 = 64;
+
+    /// One copy by bytes: where each comes from, by where it goes.
+    type Bytes = BTreeMap<u64, u64>;
+
+    fn copy(bytes: &mut Bytes, piece: &CopyDescriptor) {
+        for at in 0..piece.len {
+            bytes.insert(piece.dst + at, piece.src + at);
+        }
+    }
+
+    /// What all steps do together, and the bytes of each.
+    fn run(mut packer: Packer<'_>, slot: usize) -> (Bytes, Vec<u64>) {
+        let (mut all, mut steps) = (Bytes::new(), Vec::new());
+        let mut slot = vec![CopyDescriptor::default(); slot];
+        while packer.has_next() {
+            let Stage { pieces, dma, dma_first } = packer.next(&mut slot);
+            assert!(slot[..pieces].iter().all(|piece| piece.len <= TILE), "a tile is a warp's");
+            let (mut gather, mut dmas) = (Bytes::new(), Bytes::new());
+            slot[..pieces].iter().for_each(|piece| copy(&mut gather, piece));
+            dma.iter().flat_map(CompactCopy::pieces).for_each(|piece| copy(&mut dmas, &piece));
+            let (one, next) = if dma_first { (&dmas, &gather) } else { (&gather, &dmas) };
+            steps.push(next.len() as u64);
+            for (dst, buffer) in next {
+                let src = one.get(buffer).expect("what leaves the buffer came into it");
+                assert!(all.insert(*dst, *src).is_none(), "twice");
+            }
+        }
+        (all, steps)
+    }
+
+    /// Pieces one behind the other in host memory, but for gaps, and scattered on the device.
+    fn list(pieces: &[(u64, u64)], direction: Direction) -> Vec<CopyDescriptor> {
+        let mut host = 1 << 20;
+        let piece = |(at, &(gap, len)): (u64, &(u64, u64))| {
+            let (begin, device) = (host + gap, (1 << 30) + at * 7919 % 4096 * 512);
+            host = begin + len;
+            match direction {
+                Direction::Store => CopyDescriptor { src: device, dst: begin, len },
+                Direction::Load => CopyDescriptor { src: begin, dst: device, len },
+            }
+        };
+        (0..).zip(pieces).map(piece).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(100))]
+        #[test]
+        fn the_steps_together_copy_each_piece_and_nothing_else(
+            pieces in prop::collection::vec((prop_oneof![4 => Just(0u64), 1 => 1..40u64], 1..150u64), 1..200),
+            memory in prop_oneof![Just(2048u64), Just(1 << 20)], slot in 8..300usize,
+            borders in prop::collection::vec(0..15_000u64, 0..3), divided: bool, store: bool,
+        ) {
+            let direction = if store { Direction::Store } else { Direction::Load };
+            let pieces = list(&pieces, direction);
+            let mut expected = Bytes::new();
+            pieces.iter().for_each(|piece| copy(&mut expected, piece));
+            let bytes = pieces.iter().map(|piece| piece.len).sum();
+            let starts = || borders.iter().map(|at| (1 << 20) + at);
+            let borders = match direction {
+                Direction::Store => Borders { dst: Windows::new(starts()), ..Borders::default() },
+                Direction::Load => Borders { src: Windows::new(starts()), ..Borders::default() },
+            };
+            let division = if divided { Division::of(bytes, bytes, direction) } else { Division::NONE };
+            let buffers = Buffers::of(BUFFER, memory, bytes, pieces.len() as u64);
+            let mut source = SliceSource(&pieces);
+            let packer = Packer::new(&mut source, direction, &borders, buffers, division, TILE);
+            let (copied, steps) = run(packer, slot);
+            prop_assert_eq!(copied, expected);
+            prop_assert!(steps.iter().all(|&bytes| bytes > 0), "{:?}", steps);
+        }
+    }
+
+    #[test]
+    fn a_store_begins_with_a_short_step_and_a_load_ends_with_one_too() {
+        let steps = |direction, bytes: u64, chunk| {
+            let pieces = list(&vec![(0, 64); bytes as usize / 64], direction);
+            let (division, borders) = (Division::of(bytes, chunk, direction), Borders::default());
+            let buffers = Buffers::of(BUFFER, 1 << 20, bytes, pieces.len() as u64);
+            let mut source = SliceSource(&pieces);
+            run(Packer::new(&mut source, direction, &borders, buffers, division, TILE), 4096).1
+        };
+        assert_eq!(steps(Direction::Store, 65_536, 65_536), [8192, 57_344]);
+        assert_eq!(steps(Direction::Load, 65_536, 65_536), [8192, 49_152, 8192]);
+        assert_eq!(steps(Direction::Load, 65_536, 1 << 20), [65_536], "too little to divide");
     }
 }

@@ -35,10 +35,13 @@ pub(super) struct Passing<'a> {
     pub(super) division: Division,
 }
 
+/// Starts what passes a buffer. `check` is asked once, beside what is in nobody's sight: nothing else
+/// is written unless it finds the batch good.
 pub(super) fn start_staged(
     way: &Way,
     batch: Passing<'_>,
     order: Order<'_>,
+    check: impl FnOnce() -> Result<()>,
     submitted: &mut Submitted,
 ) -> Result<()> {
     let Passing { direction, source, borders, bytes, count, image, division } = batch;
@@ -62,9 +65,16 @@ pub(super) fn start_staged(
             &mut packed
         }
     };
+    let mut checked = Ok(());
+    let mut check = Some(check);
+    let mut may_leave = || {
+        checked = check.take().map_or(Ok(()), |check| check());
+        checked.is_ok()
+    };
     let mut nothing = SliceSource(&[]);
+    let behind = taken.behind.as_slice();
     let mut work = Work {
-        staged: Some(Staged { stages, behind: taken.behind.as_slice() }),
+        staged: Some(Staged { stages, behind, may_leave: &mut may_leave }),
         after: order.after,
         behind: order.behind,
         max_grid_blocks: values.max_grid_blocks,
@@ -76,6 +86,16 @@ pub(super) fn start_staged(
     let outcome = unsafe { way.lane.submit(&mut work, &mut submitted.pending) };
     if let Some(pending) = submitted.pending.last() {
         bounce.used(&taken, pending.ticket, gated);
+    }
+    if let Err(refused) = checked {
+        // Whoever submitted may free its memory at once, which the buffer is filled from.
+        return match way.lane.settle(&submitted.pending) {
+            Ok(()) => Err(refused),
+            Err(_) => {
+                submitted.failure = Some(refused);
+                Ok(())
+            }
+        };
     }
     match outcome {
         Err(error) if submitted.pending.is_empty() => return Err(error),
