@@ -70,11 +70,6 @@ pub(super) struct Borders {
 }
 
 impl Borders {
-    /// Whether there is one window at each end.
-    pub(super) fn are_single(&self) -> bool {
-        self.src.0.len() < 2 && self.dst.0.len() < 2
-    }
-
     /// Of all windows that plans use, which all are of one direction.
     pub(super) fn of(plans: &[&Plan<'_>]) -> Self {
         let starts = |of: fn(&Place) -> &Vec<u64>| {

@@ -78,7 +78,6 @@ struct Way {
 struct ListMemory {
     list: Vec<CopyDescriptor>,
     sort: sort::Memory,
-    seen: Vec<u64>,
 }
 
 /// Descriptors of a launch, at most: the fewer launches, the fewer time slices of the GPU a batch takes
@@ -297,16 +296,13 @@ impl Offload {
                         Some(_) => &mut list,
                         None => &mut fragments,
                     };
-                    let image = listed.and_then(|list| list.image);
-                    let image = image.map(|image| (image, &memory.list[..]));
                     // Under the tail policy a batch takes as few launches as it can.
                     let division = match self.config.policy {
                         Policy::Tail => Division::NONE,
                         _ => Division::of(bytes, lock(&way.bounce).chunk, direction),
                     };
                     let borders = &borders;
-                    let batch =
-                        Passing { direction, source, borders, bytes, count, image, division };
+                    let batch = Passing { direction, source, borders, bytes, count, division };
                     start_staged(&way, batch, order, || overlaps.check_before(), &mut submitted)?;
                 }
             }
@@ -340,9 +336,8 @@ impl Offload {
                     let mut started = Submitted::nothing();
                     let (source, count) = (&mut SliceSource(step), step.len() as u64);
                     let bytes = step.iter().map(|piece| piece.len).sum();
-                    let (borders, image, division) = (&borders, None, Division::NONE);
-                    let batch =
-                        Passing { direction, source, borders, bytes, count, image, division };
+                    let (borders, division) = (&borders, Division::NONE);
+                    let batch = Passing { direction, source, borders, bytes, count, division };
                     let (order, checked) = (Order::NONE, || Ok(()));
                     let begun = start_staged(&way, batch, order, checked, &mut started);
                     pending.append(&mut started.pending);
@@ -440,32 +435,38 @@ const STEP_PIECES: usize = SLOT_DESCRIPTORS / 2;
 
 /// What is known of a batch whose pieces are all in the memory's list.
 #[derive(Clone, Copy, Debug)]
-struct List {
-    image: Option<Image>,
-    /// It is in order of host memory, which helps.
-    sorted: bool,
+enum List {
+    /// As it came: no order helps.
+    AsItCame,
+    /// In order of host memory.
+    Sorted,
+    /// Sorted, and at a constant pitch.
+    Image(Image),
 }
 
 impl List {
     /// Puts all pieces into the memory's list, in order of host memory if that helps.
     fn of(fragments: &mut Fragments<'_>, memory: &mut ListMemory) -> Self {
-        let ListMemory { list, sort, seen } = memory;
+        let ListMemory { list, sort } = memory;
         let direction = fragments.direction;
         fragments.drain_into(list);
-        let one_window = fragments.host_borders.are_single();
-        let image = if one_window { Image::of(list, direction, seen) } else { None };
-        let sorted = image.is_none() && sort::is_worth_it(list, direction, fragments.bytes);
-        if sorted {
-            sort::by_host(list, direction, sort);
+        if let Some(image) = Image::sort(list, direction, &mut sort.sorted) {
+            return Self::Image(image);
         }
-        Self { image, sorted }
+        if !sort::is_worth_it(list, direction, fragments.bytes) {
+            return Self::AsItCame;
+        }
+        sort::by_host(list, direction, sort);
+        Self::Sorted
     }
 
     /// The DMAs that host memory takes, if the list is better than it was.
     fn calls(&self, list: &[CopyDescriptor], fragments: &Fragments<'_>) -> Option<Calls> {
-        match self.image {
-            Some(image) => Some(image.calls()),
-            None => self.sorted.then(|| choice::host_calls(list, fragments)),
+        match self {
+            Self::AsItCame => None,
+            Self::Sorted => Some(choice::host_calls(list, fragments)),
+            // Windows are few.
+            Self::Image(image) => Some(image.calls()),
         }
     }
 }

@@ -38,11 +38,6 @@ impl Division {
         Self { short, left: bytes, begun: false, ends_short: direction == Direction::Load }
     }
 
-    /// Bytes of a short step; more than there are if there is none.
-    pub(super) fn short(&self) -> u64 {
-        self.short
-    }
-
     /// Bytes of the next step, about.
     fn next(&mut self) -> u64 {
         let begun = std::mem::replace(&mut self.begun, true);

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use kvferry_device::{
-    CompactCopy, CopyDescriptor, CopySource, Rows, SliceSource, StageSource, Staged, Vendor, Work,
+    CompactCopy, CopyDescriptor, CopySource, Rows, SliceSource, Staged, Vendor, Work,
 };
 
 use super::fragments::{Borders, Direction, append, close};
-use super::image::{Image, ImageStages};
 use super::paced;
 use super::stages::{Buffers, Division, Packer};
-use super::{Parts, SLOT_DESCRIPTORS, Way, lock};
+use super::{Parts, Way, lock};
 use crate::batch::Path;
 use crate::config::Source;
 use crate::error::Result;
@@ -30,8 +29,6 @@ pub(super) struct Passing<'a> {
     pub(super) bytes: u64,
     /// Pieces, at most.
     pub(super) count: u64,
-    /// If the pieces are one, and the list of them.
-    pub(super) image: Option<(Image, &'a [CopyDescriptor])>,
     pub(super) division: Division,
 }
 
@@ -44,27 +41,14 @@ pub(super) fn start_staged(
     check: impl FnOnce() -> Result<()>,
     submitted: &mut Submitted,
 ) -> Result<()> {
-    let Passing { direction, source, borders, bytes, count, image, division } = batch;
+    let Passing { direction, source, borders, bytes, count, division } = batch;
     let gated = order.waits();
     let mut bounce = lock(&way.bounce);
     let taken = bounce.take(gated)?;
     let values = &way.lane.tuning.values;
     let tile = values.tile_bytes;
-    let fits = |(image, _): &(Image, &[CopyDescriptor])| {
-        image.bytes() <= taken.bytes && image.descriptors(tile) <= SLOT_DESCRIPTORS as u64
-    };
-    let (mut whole, mut packed);
-    let stages: &mut dyn StageSource = match image.filter(fits) {
-        Some((image, list)) => {
-            whole = ImageStages::new(image, list, direction, taken.base, division, tile);
-            &mut whole
-        }
-        None => {
-            let buffers = Buffers::of(taken.base, taken.bytes, bytes, count);
-            packed = Packer::new(source, direction, borders, buffers, division, tile);
-            &mut packed
-        }
-    };
+    let buffers = Buffers::of(taken.base, taken.bytes, bytes, count);
+    let mut stages = Packer::new(source, direction, borders, buffers, division, tile);
     let mut checked = Ok(());
     let mut check = Some(check);
     let mut may_leave = || {
@@ -74,7 +58,7 @@ pub(super) fn start_staged(
     let mut nothing = SliceSource(&[]);
     let behind = taken.behind.as_slice();
     let mut work = Work {
-        staged: Some(Staged { stages, behind, may_leave: &mut may_leave }),
+        staged: Some(Staged { stages: &mut stages, behind, may_leave: &mut may_leave }),
         after: order.after,
         behind: order.behind,
         max_grid_blocks: values.max_grid_blocks,
