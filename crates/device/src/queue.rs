@@ -86,6 +86,9 @@ pub struct Staged<'a> {
     pub stages: &'a mut dyn StageSource,
     /// Submissions of the same queue that use the same buffers: the first step waits for them.
     pub behind: &'a [Ticket],
+    /// Asked once, when the first step is on its way into its buffer, before anything leaves one.
+    /// After `false` nothing does: the submission is what was started so far.
+    pub may_leave: &'a mut dyn FnMut() -> bool,
 }
 
 /// Hands out the steps of staged work.
@@ -113,7 +116,7 @@ pub struct Stage<'a> {
     pub pieces: usize,
     /// For DMA, as few 2-D copies as strides allow.
     pub dma: &'a [CompactCopy<'a>],
-    /// Whether the pieces wait for the DMAs; else the DMAs wait for the pieces.
+    /// Whether the pieces wait for the DMAs, as they do for those that were ahead; else the DMAs wait for the pieces.
     pub dma_first: bool,
 }
 

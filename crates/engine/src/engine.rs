@@ -727,7 +727,7 @@ fn not_orderable(what: &'static str) -> Error {
 
 /// Between two polls. No vendor's event has a wait with a deadline, so waiting is polling; it
 /// gives the processor away once the wait is longer than a small batch takes.
-fn rest(waited: Duration) {
+pub(crate) fn rest(waited: Duration) {
     if waited < SPIN {
         std::hint::spin_loop();
     } else {

@@ -21,6 +21,10 @@ const LONG: Duration = Duration::from_secs(60);
 const SMALL: &[(&str, &str)] =
     &[("MC_KVFERRY_OFFLOAD_BOUNCE_MB", "1"), ("MC_KVFERRY_OFFLOAD_CHUNK_BYTES", "64K")];
 
+/// Buffers that hold any list of these tests: it goes through one in a short step and a long one.
+const LARGE: &[(&str, &str)] =
+    &[("MC_KVFERRY_OFFLOAD_BOUNCE_MB", "16"), ("MC_KVFERRY_OFFLOAD_CHUNK_BYTES", "4M")];
+
 fn config(knobs: &[(&str, &str)]) -> Config {
     let find =
         |name: &str| knobs.iter().find(|(knob, _)| *knob == name).map(|(_, value)| value.into());
@@ -227,6 +231,61 @@ fn every_list_arrives_in_every_mode_on_a_gpu() {
 #[test]
 fn every_list_arrives_in_every_mode_on_host_memory() {
     every_list_arrives(&host(), SMALL, &OffloadMode::ALL);
+}
+
+#[test]
+fn every_list_arrives_through_buffers_that_hold_all_of_it() {
+    for device in [simulated().0, host()] {
+        every_list_arrives(&device, LARGE, &[OffloadMode::Staged]);
+    }
+}
+
+#[test]
+fn what_writes_a_byte_twice_is_refused_naming_it_before_a_byte_moves_in_every_mode() {
+    for (device, knobs) in [(simulated().0, LARGE), (simulated().0, SMALL), (host(), LARGE)] {
+        let bench = Bench::new(&device, knobs, LEN);
+        for (name, good) in lists() {
+            let Some(last) = good.len().checked_sub(1).filter(|&last| last > 100) else { continue };
+            for way in WAYS {
+                let mut pieces = good.clone();
+                match way.store {
+                    true => pieces[last].1 = pieces[100].1,
+                    false => pieces[last].0 = pieces[100].0,
+                }
+                let list = |pieces: &Pieces| -> Vec<Range> {
+                    pieces.iter().map(|&piece| way.range(&bench, piece)).collect()
+                };
+                let (bad, fine) = (list(&pieces), list(&good));
+                bench.gpu.write(0, &bench.patterns[0]).expect("inside");
+                bench.host.write(0, &bench.patterns[1]).expect("inside");
+                let submit = |offload| {
+                    let refused = bench.submit(way.op(), &bad, &asks(offload));
+                    refused.expect_err("a byte is written twice").to_string()
+                };
+                let expected = submit(OffloadMode::Direct);
+                assert!(expected.contains(&format!(" and {last} both")), "{name}: {expected}");
+                for offload in OffloadMode::ALL {
+                    assert_eq!(submit(offload), expected, "{name}");
+                    assert!(bytes(&bench.gpu) == bench.patterns[0], "{name} {way:?} {offload:?}");
+                    assert!(bytes(&bench.host) == bench.patterns[1], "{name} {way:?} {offload:?}");
+                }
+                bench.check(way, &fine, &good, &asks(OffloadMode::Staged));
+            }
+        }
+        let way = WAYS[0];
+        let (local, remote) = (bench.gpu.addr(), bench.host.addr());
+        let form =
+            Strided { local, remote, len: 100, count: 3000, local_stride: 1000, remote_stride: 99 };
+        let submit = |offload| {
+            let refused = bench.submit(way.op(), &[form], &asks(offload));
+            refused.expect_err("a byte is written twice").to_string()
+        };
+        bench.host.write(0, &bench.patterns[1]).expect("inside");
+        for offload in OffloadMode::ALL {
+            assert_eq!(submit(offload), submit(OffloadMode::Direct));
+            assert!(bytes(&bench.host) == bench.patterns[1], "{offload:?}");
+        }
+    }
 }
 
 #[test]

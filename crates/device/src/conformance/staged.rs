@@ -88,7 +88,7 @@ impl Passage {
     ) -> Ticket {
         let mut stages = Steps { passage: self, next: 0, dma: [CompactCopy::default()] };
         let mut nothing = SliceSource(&[]);
-        let staged = Some(Staged { stages: &mut stages, behind });
+        let staged = Some(Staged { stages: &mut stages, behind, may_leave: &mut || true });
         submit_work(queue, &mut Work { staged, after, kernel, ..Work::pieces(&mut nothing) })
     }
 }

@@ -19,6 +19,7 @@ impl<D: Driver> GpuQueue<D> {
         let least = (all / 4).max(1);
         let mut turn = 0;
         let mut used = all;
+        let mut may_leave = Some(&mut staged.may_leave);
         while staged.stages.has_next() {
             if all - used < least {
                 self.hand_over_shared_slot(open)?;
@@ -34,10 +35,17 @@ impl<D: Driver> GpuQueue<D> {
             if dma_first {
                 // SAFETY: the caller's contract.
                 unsafe { self.copy_compact(open, dma) }?;
+            } else {
+                // SAFETY: the caller's contract.
+                used += unsafe { self.run_pieces(open, slot, used, pieces) }?;
             }
-            // SAFETY: the caller's contract.
-            used += unsafe { self.run_pieces(open, slot, used, pieces) }?;
-            if !dma_first {
+            if may_leave.take().is_some_and(|may_leave| !may_leave()) {
+                break;
+            }
+            if dma_first {
+                // SAFETY: the caller's contract.
+                used += unsafe { self.run_pieces(open, slot, used, pieces) }?;
+            } else {
                 // SAFETY: the caller's contract.
                 unsafe { self.copy_compact(open, dma) }?;
             }

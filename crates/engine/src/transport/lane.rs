@@ -3,12 +3,14 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::time::Instant;
 
 use kvferry_device::{Completions, Device, Left, Queue, QueueOptions, SubmitError, Ticket, Work};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::batch::Pending;
 use crate::config::Config;
+use crate::engine::rest;
 use crate::error::Result;
 use crate::profile::Tuning;
 
@@ -96,6 +98,19 @@ impl Lane {
                 Err(error.into())
             }
         }
+    }
+
+    /// Waits until submissions of this lane are done.
+    ///
+    /// # Errors
+    /// If the device is lost: nobody knows whether they are.
+    pub(super) fn settle(&self, pending: &[Pending]) -> Result<(), kvferry_device::Error> {
+        let start = Instant::now();
+        while !pending.iter().all(|pending| self.completions.done(pending.ticket)) {
+            self.check()?;
+            rest(start.elapsed());
+        }
+        Ok(())
     }
 
     pub(super) fn is_lost(&self) -> bool {

@@ -4,6 +4,7 @@ mod fences;
 mod lane;
 mod load;
 mod offload;
+mod overlaps;
 pub(crate) mod peer;
 pub(crate) mod place;
 mod route;

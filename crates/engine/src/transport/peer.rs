@@ -13,15 +13,16 @@ use kvferry_device::{Capabilities, Consumer, Device, DeviceUuid, Vendor, host_uu
 use super::fences::{Behind, Fences, Order};
 use super::lane::Lane;
 use super::load::Load;
-use super::offload::{Choice, Direction, Offload, Paced, Parts};
+use super::offload::{Choice, Direction, Offload, Paced, Parts, Request};
+use super::overlaps::{Bounded, Overlaps};
 use super::place::{FormPlan, Place, Plan, RangePlan, RemoteWindows, compact_copies};
 use crate::batch::{Holds, Path, Pending};
 use crate::config::{Config, OverlapCheck};
 use crate::ended::Fallback;
 use crate::error::{Error, RangeError, Result, Side};
 use crate::plan::{
-    Extent, Form, Limits, Op, Range, Scratch, Strides, check_bounds, check_bounds_and_mark,
-    check_form_bounds, check_form_overlaps, check_overlaps, find_strides,
+    Form, Limits, Op, Range, Scratch, Strides, check_bounds, check_bounds_and_mark,
+    check_form_bounds, find_strides,
 };
 use crate::profile::{Tuning, Values};
 use crate::registry::{Registry, Table};
@@ -188,25 +189,25 @@ impl Peer {
         let plans = plans.map(|(part, scratches)| self.plan(scratches, registry, part));
         let plans = plans.collect::<Result<Vec<_>>>()?;
         self.one_device_for_all(&plans)?;
-        let beside = self.overlap_check == OverlapCheck::Beside;
-        let late: Vec<_> = match beside {
-            true => plans.iter().map(|plan| (plan.extent(), plan.one_space())).collect(),
-            false => Vec::new(),
-        };
         let strides: Vec<_> =
             scratches.iter_mut().map(|s| std::mem::take(&mut s.strides)).collect();
-        let submitted = self.start(plans, &strides, options, behind);
+        let mut bounded = Vec::with_capacity(parts.len());
+        for ((part, plan), scratches) in parts.iter().zip(&plans).zip(&mut *scratches) {
+            let (extent, one_space) = (plan.extent(), plan.one_space());
+            bounded.push(Bounded { part, extent, one_space, scratch: &mut scratches.scratch });
+        }
+        let mut overlaps = Overlaps::new(self.overlap_check, bounded);
+        let submitted = self.start(plans, &strides, options, behind, &mut overlaps);
+        let submitted = submitted.map(|mut submitted| {
+            if submitted.failure.is_none() {
+                submitted.failure = overlaps.check_beside().err();
+            }
+            submitted
+        });
         for (scratches, strides) in scratches.iter_mut().zip(strides) {
             scratches.strides = strides;
         }
-        let mut submitted = submitted?;
-        for ((part, scratches), (extent, one_space)) in parts.iter().zip(scratches).zip(late) {
-            if submitted.failure.is_none() {
-                let checked = check_part_overlaps(part, extent, one_space, &mut scratches.scratch);
-                submitted.failure = checked.err();
-            }
-        }
-        Ok(submitted)
+        submitted
     }
 
     fn plan<'a>(
@@ -231,7 +232,7 @@ impl Peer {
         }
     }
 
-    /// Checks a list and finds out where its bytes are; opens mappings at first use.
+    /// Checks the bounds of a list and finds out where its bytes are; opens mappings at first use.
     pub(crate) fn plan_ranges<'a>(
         &self,
         scratch: &mut Scratch,
@@ -246,14 +247,11 @@ impl Peer {
         let first = ranges.iter().find(|range| range.len > 0).map_or(0, |range| range.local);
         let begins_on = if local.windows.is_empty() { 0 } else { local.device_at(first) };
         let mut limits = self.limits(begins_on);
-        let overlaps_next = self.overlap_check == OverlapCheck::Before;
-        let check_bounds_now = if overlaps_next { check_bounds_and_mark } else { check_bounds };
+        let overlaps_too = self.overlap_check == OverlapCheck::Before;
+        let check_bounds_now = if overlaps_too { check_bounds_and_mark } else { check_bounds };
         let (mut checked, extent) =
             check_bounds_now(op, ranges, &local.windows, remote.windows(), &limits, scratch)?;
-        if overlaps_next {
-            let one_space = share_memory(&local, &remote, scratch);
-            check_overlaps(op, ranges, &extent, one_space, scratch)?;
-        }
+        let one_space = share_memory(&local, &remote, scratch);
         let device = self.one_device(&local, scratch, || {
             ranges
                 .iter()
@@ -269,7 +267,7 @@ impl Peer {
                 check_bounds(op, ranges, &local.windows, remote.windows(), &limits, scratch)?;
         }
         let place = self.place(scratch, registry, target, local, remote, device)?;
-        Ok(RangePlan { op, ranges, place, checked, limits, extent, device })
+        Ok(RangePlan { op, ranges, place, checked, limits, extent, one_space, device })
     }
 
     fn plan_forms<'a, F: Form>(
@@ -283,10 +281,7 @@ impl Peer {
         let remote = RemoteWindows::of(target)?;
         let local = registry.table();
         let checked = check_form_bounds(forms, &local.windows, remote.windows(), scratch)?;
-        if self.overlap_check == OverlapCheck::Before {
-            let one_space = share_memory(&local, &remote, scratch);
-            check_form_overlaps(op, forms, one_space, scratch)?;
-        }
+        let one_space = share_memory(&local, &remote, scratch);
         let device = self.one_device(&local, scratch, || {
             scratch.forms().iter().map(|form| (form.form, form.local.low))
         })?;
@@ -297,7 +292,7 @@ impl Peer {
             let shift = place.shift(placed.local.window, placed.remote.window);
             copies.extend(compact_copies(op, forms[placed.form].grid(), shift));
         }
-        Ok(Plan::Forms(FormPlan { op, copies, bytes: checked.bytes, device, place }))
+        Ok(Plan::Forms(FormPlan { op, copies, bytes: checked.bytes, one_space, device, place }))
     }
 
     /// Pins and maps, for the device that copies, the windows that the last checked list uses.
@@ -450,6 +445,7 @@ impl Peer {
         strides: &[Strides],
         options: &SubmitOptions<'_>,
         behind: &Behind,
+        overlaps: &mut Overlaps<'_>,
     ) -> Result<Submitted> {
         let parts: Vec<_> = plans.iter().zip(strides).collect();
         let fences = Fences::of(&behind.pending);
@@ -461,7 +457,7 @@ impl Peer {
             if some.is_empty() {
                 continue;
             }
-            match self.start_some(direction, &some, options, order) {
+            match self.start_some(direction, &some, options, order, overlaps) {
                 Ok(more) => all.join(more),
                 Err(error) if all.is_nothing() => return Err(error),
                 Err(error) => all.failure = Some(error),
@@ -481,18 +477,20 @@ impl Peer {
         parts: &Parts<'_>,
         options: &SubmitOptions<'_>,
         order: Order<'_>,
+        overlaps: &mut Overlaps<'_>,
     ) -> Result<Submitted> {
         let device = parts.first().map_or(0, |(plan, _)| plan.device());
         let lane = &self.lanes[device];
         if let Some(direction) = direction {
             let fall_back = || self.fall_back(lane, parts);
             let device = (device, &lane.device);
-            let started =
-                self.offload.start(device, direction, parts, options, order, fall_back)?;
+            let request = Request { direction, parts, options, order };
+            let started = self.offload.start(device, request, overlaps, fall_back)?;
             if let Some(submitted) = started {
                 return Ok(submitted);
             }
         }
+        overlaps.check_before()?;
         let wanted = self.kernel && !options.without_kernel;
         let kernel = wanted && lane.device.info().capabilities.contains(Capabilities::KERNEL);
         let batch_min = lane.tuning.values.batch_min;
@@ -603,23 +601,6 @@ fn host_end(
         (true, false) => Some(Side::Local),
         _ => None,
     }
-}
-
-fn check_part_overlaps(
-    part: &Part<'_>,
-    extent: Option<Extent>,
-    one_space: bool,
-    scratch: &mut Scratch,
-) -> Result<()> {
-    match (part.copies, extent) {
-        (Copies::Ranges(ranges), Some(extent)) => {
-            check_overlaps(part.op, ranges, &extent, one_space, scratch)?
-        }
-        (Copies::Ranges(_), None) => {}
-        (Copies::Strided(forms), _) => check_form_overlaps(part.op, forms, one_space, scratch)?,
-        (Copies::Paged(forms), _) => check_form_overlaps(part.op, forms, one_space, scratch)?,
-    }
-    Ok(())
 }
 
 fn holds(plans: Vec<Plan<'_>>) -> Holds {

@@ -24,6 +24,8 @@ pub(crate) struct RangePlan<'a> {
     /// What it was checked with.
     pub(super) limits: Limits,
     pub(super) extent: Extent,
+    /// A piece may read what another one writes.
+    pub(super) one_space: bool,
     pub(crate) device: usize,
 }
 
@@ -32,6 +34,8 @@ pub(super) struct FormPlan<'a> {
     pub(super) op: Op,
     pub(super) copies: Vec<CompactCopy<'a>>,
     pub(super) bytes: u64,
+    /// A piece may read what another one writes.
+    pub(super) one_space: bool,
     pub(super) device: usize,
     pub(super) place: Place,
 }
@@ -237,11 +241,11 @@ impl Plan<'_> {
         }
     }
 
-    /// Both ends are addresses of this process.
+    /// A piece may read what another one writes.
     pub(super) fn one_space(&self) -> bool {
         match self {
-            Self::Ranges(plan) => plan.place.remote.is_direct(),
-            Self::Forms(plan) => plan.place.remote.is_direct(),
+            Self::Ranges(plan) => plan.one_space,
+            Self::Forms(plan) => plan.one_space,
         }
     }
 

@@ -119,18 +119,29 @@ pub(super) struct Shape {
     pub(super) staged: Calls,
 }
 
+/// Pieces that are looked at together.
+const FEW: usize = 64;
+
 impl Shape {
     /// Judges by the first pieces, as they come. `staged` is as if the list is not sorted.
     pub(super) fn of(fragments: &Fragments<'_>) -> Self {
         let head = fragments.head();
-        let mut blocks = Vec::new();
-        for piece in head {
-            append(&mut blocks, *piece, &fragments.borders);
+        let mut blocks = Vec::with_capacity(head.len());
+        let mut seen = 0;
+        for part in head.chunks(FEW) {
+            for piece in part {
+                append(&mut blocks, *piece, &fragments.borders);
+            }
+            seen += part.len();
+            // Pieces that hardly any follows show it at once.
+            if blocks.len() * 4 > seen * 3 {
+                break;
+            }
         }
         let pieces = (fragments.count as f64).max(head.len() as f64);
-        let whole = pieces / (head.len() as f64).max(1.0);
-        let direct = Calls::of(&blocks).times(whole);
-        let staged = host_calls(head, fragments).times(whole);
+        let whole = |of: usize| pieces / (of as f64).max(1.0);
+        let direct = Calls::of(&blocks).times(whole(seen));
+        let staged = host_calls(head, fragments).times(whole(head.len()));
         Self { bytes: fragments.bytes as f64, pieces, direct, staged }
     }
 
@@ -157,8 +168,8 @@ pub(super) fn host_calls(pieces: &[CopyDescriptor], fragments: &Fragments<'_>) -
     Calls::of(&blocks)
 }
 
-// What was measured on one H200 (2026-11-29, LAB.md), in nanoseconds and bytes. Ratios are what
-// counts, and they are much the same wherever a GPU is behind PCIe.
+// What was measured on one H200 (2026-11-29, LAB.md, and 2026-11-30, 81 points of W11), in nanoseconds
+// and bytes. Ratios are what counts, and they are much the same wherever a GPU is behind PCIe.
 
 /// Bytes a nanosecond of one contiguous DMA.
 const LINK: f64 = 55.0;
@@ -167,11 +178,13 @@ const ROW: f64 = 55.0;
 /// What a DMA costs the host.
 const CALL: f64 = 2500.0;
 /// Until the first byte of a staged copy is on the link.
-const STAGING: f64 = 10_000.0;
+const STAGING: f64 = 25_000.0;
 /// Bytes a nanosecond of the kernel on host memory.
 const KERNEL_LINK: f64 = 50.0;
 /// Until the kernel's first byte is on the link.
-const LAUNCH: f64 = 5_000.0;
+const LAUNCH: f64 = 8_000.0;
+/// What listing and sorting a piece costs the host, before the first one is on its way.
+const LISTING: f64 = 15.0;
 
 fn dma(bytes: f64, Calls { calls, rows }: Calls) -> f64 {
     (calls * CALL).max(bytes / LINK + (rows - 1.0).max(0.0) * ROW) + CALL
@@ -220,19 +233,27 @@ pub(super) fn choose(
         return choice(Direct, Reason::Strides);
     }
     let best = shape.bytes / LINK + STAGING;
-    if times.direct <= best * 1.1 {
+    if times.direct <= best.min(times.kernel) * 1.1 {
         return choice(Direct, direct_reason);
     }
+    // A launch on host memory holds multiprocessors for as long as the link takes, thirty times as
+    // long as staging does: worth waiting for, up to a point, unless it is but a moment.
+    const PATIENCE: f64 = 1.8;
+    const MOMENT: f64 = 30_000.0;
+    let patience = match policy {
+        Policy::Throughput => 1.0,
+        Policy::Balanced if times.kernel <= MOMENT => 1.0,
+        _ => PATIENCE,
+    };
+    // Where even the best order would not do, none is looked for.
+    let listed = best + shape.pieces * LISTING;
     if times.staged > best * 1.3
+        && listed <= times.kernel * patience
         && let Some(calls) = sorted()
     {
         shape.staged = calls;
     }
     let Times { staged, kernel, direct } = Times::of(&shape);
-    // A launch on host memory holds multiprocessors for as long as the link takes, thirty times as
-    // long as staging does: worth waiting for, up to a point.
-    const PATIENCE: f64 = 1.8;
-    let patience = if policy == Policy::Throughput { 1.0 } else { PATIENCE };
     if direct <= staged.min(kernel) {
         choice(Direct, direct_reason)
     } else if staged <= kernel * patience {
@@ -247,4 +268,58 @@ pub(super) fn choose(
 /// Whether a list is worth sorting for staging as it is.
 pub(super) fn is_scattered(shape: &Shape) -> bool {
     dma(shape.bytes, shape.staged) > shape.bytes / LINK * 1.1 + CALL && shape.mean() < 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pieces of one length, of which none lies beside another on the GPU; in host memory they are so
+    /// many runs.
+    fn shape(pieces: f64, len: f64, runs: f64) -> Shape {
+        let scattered = Calls { calls: pieces, rows: pieces };
+        let staged = Calls { calls: runs, rows: runs };
+        Shape { bytes: pieces * len, pieces, direct: scattered, staged }
+    }
+
+    fn mode(policy: Policy, shape: Shape, sorted: Option<Calls>) -> OffloadMode {
+        choose(policy, 0, shape, || sorted).mode
+    }
+
+    /// What was the quickest on one H200 (2026-11-30), or within a twentieth of it.
+    #[test]
+    fn the_quickest_way_of_what_was_measured_is_taken() {
+        use OffloadMode::{Direct, Kernel, Staged};
+        use Policy::{Balanced, Throughput};
+        let whole = |pieces, len| shape(pieces, len, 1.0);
+        let one = Some(Calls { calls: 1.0, rows: 1.0 });
+        for policy in [Balanced, Throughput] {
+            assert_eq!(mode(policy, whole(40_960.0, 8192.0), None), Staged, "W09b");
+            assert_eq!(mode(policy, whole(65_536.0, 32_768.0), None), Staged, "W09a");
+            for (pieces, len) in [(16.0, 1024.0), (256.0, 1024.0), (128.0, 4096.0)] {
+                assert_eq!(
+                    mode(policy, whole(pieces, len), None),
+                    Kernel,
+                    "{pieces} x {len} of W11"
+                );
+            }
+            assert_eq!(mode(policy, whole(2.0, 32_768.0), None), Direct, "two DMAs");
+            assert_eq!(mode(policy, whole(8.0, 16e6), None), Direct, "long pieces");
+        }
+        assert_eq!(mode(Balanced, whole(16_384.0, 4096.0), None), Staged, "R6");
+        let any_order = shape(16_384.0, 4096.0, 11_000.0);
+        assert_eq!(mode(Balanced, any_order, one), Staged, "R6, dense in any order");
+        assert_eq!(mode(Balanced, any_order, None), Kernel, "R6, apart");
+        // A moment of all multiprocessors is no more than what staging takes of them.
+        let small = whole(1024.0, 4096.0);
+        assert_eq!((mode(Throughput, small, None), mode(Balanced, small, None)), (Kernel, Staged));
+    }
+
+    #[test]
+    fn no_order_is_looked_for_where_listing_the_pieces_takes_longer_than_the_kernel() {
+        let rows = Calls { calls: 1.0, rows: 1_048_576.0 };
+        let w12b = Shape { staged: rows, ..shape(1_048_576.0, 512.0, 1.0) };
+        let choice = choose(Policy::Balanced, 0, w12b, || panic!("a second of 1,048,576 pieces"));
+        assert_eq!(choice.mode, OffloadMode::Kernel);
+    }
 }

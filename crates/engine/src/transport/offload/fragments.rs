@@ -48,6 +48,14 @@ impl Windows {
         self.0.partition_point(|&start| start <= addr)
     }
 
+    /// Where the next one begins behind an address.
+    pub(super) fn end_of(&self, addr: u64) -> u64 {
+        match self.0.len() {
+            0 | 1 => u64::MAX,
+            _ => self.0.get(self.of(addr)).copied().unwrap_or(u64::MAX),
+        }
+    }
+
     /// Whether two addresses lie in the same.
     pub(super) fn same(&self, one: u64, other: u64) -> bool {
         self.0.len() < 2 || self.of(one) == self.of(other)
@@ -62,11 +70,6 @@ pub(super) struct Borders {
 }
 
 impl Borders {
-    /// Whether there is one window at each end.
-    pub(super) fn are_single(&self) -> bool {
-        self.src.0.len() < 2 && self.dst.0.len() < 2
-    }
-
     /// Of all windows that plans use, which all are of one direction.
     pub(super) fn of(plans: &[&Plan<'_>]) -> Self {
         let starts = |of: fn(&Place) -> &Vec<u64>| {

@@ -1,8 +1,8 @@
 //! A batch whose pieces are all of one length and fill a part of host memory, at a constant pitch and
-//! in any order: what a page pool gives out. A buffer in device memory then holds an image of that
-//! part, and neither the list's order nor a sort matters: one launch and one DMA.
+//! in any order: what a page pool gives out. Where each belongs in the order of host memory follows
+//! from its address alone, so one pass sorts them, several times as quick as comparing or counting.
 
-use kvferry_device::{CompactCopy, CopyDescriptor, Rows, Stage, StageSource};
+use kvferry_device::CopyDescriptor;
 
 use super::choice::Calls;
 use super::fragments::Direction;
@@ -17,12 +17,33 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// Whether the pieces are such. `seen` is memory for a bit each.
-    pub(super) fn of(
-        pieces: &[CopyDescriptor],
+    /// Sorts the pieces by their ends in host memory, if they are such. `sorted` is memory for as
+    /// many.
+    pub(super) fn sort(
+        pieces: &mut Vec<CopyDescriptor>,
         direction: Direction,
-        seen: &mut Vec<u64>,
+        sorted: &mut Vec<CopyDescriptor>,
     ) -> Option<Self> {
+        let image = Self::around(pieces, direction)?;
+        let at = image.places();
+        sorted.clear();
+        sorted.resize(pieces.len(), CopyDescriptor::default());
+        for piece in &*pieces {
+            let offset = direction.host(piece) - image.low;
+            let place = at(offset);
+            let free = sorted.get_mut(place as usize).filter(|free| free.len == 0)?;
+            if place * image.pitch != offset {
+                return None;
+            }
+            *free = *piece;
+        }
+        // As many places as pieces, and none was taken twice.
+        std::mem::swap(pieces, sorted);
+        Some(image)
+    }
+
+    /// The only one that the pieces can be, by where the first and the last of them are.
+    fn around(pieces: &[CopyDescriptor], direction: Direction) -> Option<Self> {
         let &CopyDescriptor { len, .. } = pieces.first()?;
         let (mut low, mut high, mut other) = (u64::MAX, 0, 0);
         for piece in pieces {
@@ -34,121 +55,22 @@ impl Image {
         let count = pieces.len() as u64;
         let pitch = if count == 1 { len } else { (high - low) / (count - 1) };
         // Gaps cost the link nothing, and a row of a 2-D DMA hardly anything from a KiB on.
-        if other != 0 || pitch < len || pitch > len.saturating_mul(2) {
-            return None;
-        }
-        let image = Self { low, len, pitch, count };
-        seen.clear();
-        seen.resize(pieces.len().div_ceil(64), 0);
-        let at = image.places();
-        let mut all = true;
-        for piece in pieces {
-            let offset = direction.host(piece) - low;
-            let place = at(offset);
-            all &= place < count && place * pitch == offset;
-            if let Some(bits) = seen.get_mut(place as usize / 64) {
-                *bits |= 1 << (place % 64);
-            }
-        }
-        // Each place has a piece: a DMA that stores the image writes nobody else's bytes.
-        let filled: u64 = seen.iter().map(|bits| u64::from(bits.count_ones())).sum();
-        (all && filled == count).then_some(image)
+        let pitches = len.max(2)..=len.saturating_mul(2);
+        (other == 0 && pitches.contains(&pitch)).then_some(Self { low, len, pitch, count })
     }
 
     /// The place of an offset in host memory; any place for an offset that is none's.
     fn places(&self) -> impl Fn(u64) -> u64 + use<> {
-        // Exact for multiples below 2^52, and many times as quick as a division.
-        let inverse = 1.0 / self.pitch as f64;
-        move |offset| (offset as f64 * inverse + 0.5) as u64
+        // A little more than 2^64 / pitch: exact for every multiple, as the error of the product is
+        // less than one, and many times as quick as a division. A pitch is at least 2.
+        let inverse = u128::from(u64::MAX / self.pitch + 1);
+        move |offset| ((u128::from(offset) * inverse) >> u64::BITS) as u64
     }
 
     /// The DMAs that it takes.
     pub(super) fn calls(&self) -> Calls {
         let rows = if self.pitch == self.len { 1.0 } else { self.count as f64 };
         Calls { calls: 1.0, rows }
-    }
-
-    /// Bytes of the image in the buffer, which has no gaps.
-    pub(super) fn bytes(&self) -> u64 {
-        self.len * self.count
-    }
-
-    /// Descriptors of its launch.
-    pub(super) fn descriptors(&self, tile_bytes: u64) -> u64 {
-        self.count * self.len.div_ceil(tile_bytes)
-    }
-}
-
-/// The one step of an image.
-pub(super) struct ImageStage<'a> {
-    image: Image,
-    pieces: &'a [CopyDescriptor],
-    direction: Direction,
-    buffer: u64,
-    tile_bytes: u64,
-    dma: [CompactCopy<'static>; 1],
-    taken: bool,
-}
-
-impl<'a> ImageStage<'a> {
-    /// `buffer` has room for the image, and the queue's slots for its descriptors.
-    pub(super) fn new(
-        image: Image,
-        pieces: &'a [CopyDescriptor],
-        direction: Direction,
-        buffer: u64,
-        tile_bytes: u64,
-    ) -> Self {
-        let Image { low, len, pitch, count } = image;
-        let host = if pitch == len { (low, image.bytes(), 1) } else { (low, len, count) };
-        let (low, len, count) = host;
-        let (src, dst, src_pitch, dst_pitch) = match direction {
-            Direction::Store => (buffer, low, len, pitch),
-            Direction::Load => (low, buffer, pitch, len),
-        };
-        let dma = [Rows { src, dst, len, src_pitch, dst_pitch, count }.compact()];
-        Self { image, pieces, direction, buffer, tile_bytes, dma, taken: false }
-    }
-}
-
-impl StageSource for ImageStage<'_> {
-    fn has_next(&self) -> bool {
-        !self.taken
-    }
-
-    fn ahead(&mut self) -> &[CompactCopy<'_>] {
-        match self.direction {
-            Direction::Store => &[],
-            Direction::Load => &self.dma,
-        }
-    }
-
-    fn next(&mut self, slot: &mut [CopyDescriptor]) -> Stage<'_> {
-        self.taken = true;
-        let Image { low, len, .. } = self.image;
-        let at = self.image.places();
-        let staged =
-            |piece: &CopyDescriptor| self.buffer + at(self.direction.host(piece) - low) * len;
-        let mut count = 0;
-        for piece in self.pieces {
-            let (device, staged) = (self.direction.device(piece), staged(piece));
-            let (src, dst) = match self.direction {
-                Direction::Store => (device, staged),
-                Direction::Load => (staged, device),
-            };
-            let mut done = 0;
-            while done < len {
-                let tile = (len - done).min(self.tile_bytes);
-                slot[count] = CopyDescriptor { src: src + done, dst: dst + done, len: tile };
-                count += 1;
-                done += tile;
-            }
-        }
-        let dma = match self.direction {
-            Direction::Store => &self.dma[..],
-            Direction::Load => &[],
-        };
-        Stage { pieces: count, dma, dma_first: false }
     }
 }
 
@@ -157,11 +79,19 @@ mod tests {
     use super::*;
 
     fn store(list: &[(u64, u64)]) -> Vec<CopyDescriptor> {
-        list.iter().map(|&(dst, len)| CopyDescriptor { src: 1 << 40, dst, len }).collect()
+        (1 << 40..).zip(list).map(|(src, &(dst, len))| CopyDescriptor { src, dst, len }).collect()
     }
 
     fn image(list: &[(u64, u64)]) -> Option<Image> {
-        Image::of(&store(list), Direction::Store, &mut Vec::new())
+        let (mut pieces, expected) = (store(list), store(list));
+        let mut memory = expected.clone();
+        let image = Image::sort(&mut pieces, Direction::Store, &mut memory);
+        let mut by_host = expected.clone();
+        if image.is_some() {
+            by_host.sort_by_key(|piece| piece.dst);
+        }
+        assert_eq!(pieces, by_host, "sorted, or left as they were");
+        image
     }
 
     #[test]
@@ -177,13 +107,14 @@ mod tests {
         assert_eq!(image(&[(127, 10), (100, 10), (113, 10)]), None, "not at a pitch");
         assert_eq!(image(&[(100, 10), (105, 10)]), None, "one on the other");
         assert_eq!(image(&[(100, 10), (1000, 10)]), None, "far apart");
+        assert_eq!(image(&[(100, 1), (101, 1)]), None, "single bytes");
     }
 
     #[test]
     fn places_are_exact_up_to_the_largest_memory() {
-        for pitch in [1, 97, 4096, 4352, 1_002_240, (1 << 30) + 1] {
+        for pitch in [2, 97, 4096, 4352, 1_002_240, (1 << 30) + 1] {
             let at = Image { low: 0, len: 1, pitch, count: 0 }.places();
-            for place in [0, 1, 2, 3, 1000, 65_535, (1 << 22) - 1] {
+            for place in [0, 1, 2, 3, 1000, 65_535, (1 << 33) - 1] {
                 assert_eq!(at(place * pitch), place, "{pitch}");
             }
         }

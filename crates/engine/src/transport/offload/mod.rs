@@ -33,12 +33,14 @@ use self::fragments::{Borders, Fragments};
 use self::image::Image;
 pub(crate) use self::paced::Paced;
 use self::paced::{Job, Worker};
+use self::stages::Division;
 use self::steps::Steps;
 use self::submit::{
     Passing, host_grid, start_direct, start_kernel, start_staged, step_without_buffers,
 };
 use super::fences::{Order, wait_for};
 use super::lane::Lane;
+use super::overlaps::Overlaps;
 use super::peer::Submitted;
 use super::place::Plan;
 use crate::batch::Path;
@@ -76,12 +78,19 @@ struct Way {
 struct ListMemory {
     list: Vec<CopyDescriptor>,
     sort: sort::Memory,
-    seen: Vec<u64>,
 }
 
 /// Descriptors of a launch, at most: the fewer launches, the fewer time slices of the GPU a batch takes
 /// from another process, and 32,768 pieces of 2 KiB fill a buffer.
 const SLOT_DESCRIPTORS: usize = 32_768;
+
+/// What is to be started.
+pub(super) struct Request<'a> {
+    pub(super) direction: Direction,
+    pub(super) parts: &'a Parts<'a>,
+    pub(super) options: &'a SubmitOptions<'a>,
+    pub(super) order: Order<'a>,
+}
 
 /// Some plans of one direction and their strides.
 pub(super) type Parts<'a> = [(&'a Plan<'a>, &'a Strides)];
@@ -196,19 +205,18 @@ impl Offload {
         Some(Choice { mode, in_steps: false, reason })
     }
 
-    /// Starts plans of one device and direction. `None`: nobody asked for anything, and the processor
-    /// copies.
+    /// Starts plans of one device and direction, once no overlaps are found. `None`: nobody asked for
+    /// anything, and the processor copies.
     ///
     /// `fall_back` refuses plans for lack of a kernel, or says that they go a slower way.
     pub(super) fn start(
         &self,
         (index, device): (usize, &Arc<dyn Device>),
-        direction: Direction,
-        parts: &Parts<'_>,
-        options: &SubmitOptions<'_>,
-        order: Order<'_>,
+        request: Request<'_>,
+        overlaps: &mut Overlaps<'_>,
         fall_back: impl FnOnce() -> Result<()>,
     ) -> Result<Option<Submitted>> {
+        let Request { direction, parts, options, order } = request;
         let asked = self.asked(direction, options);
         let info = device.info();
         if asked.is_none() && info.vendor == Vendor::Host {
@@ -255,7 +263,13 @@ impl Offload {
                 Ok(()) => {}
             }
         }
-        if choice.in_steps || self.is_rated() || !order.paced.is_empty() {
+        let paced = choice.in_steps || self.is_rated() || !order.paced.is_empty();
+        let is_staged = matches!(choice.mode, OffloadMode::Staged | OffloadMode::Auto);
+        // What passes a buffer is checked while it does, unless that may take any time.
+        if paced || !is_staged || order.waits() {
+            overlaps.check_before()?;
+        }
+        if paced {
             if listed.is_none() {
                 fragments.drain_into(&mut memory.list);
             }
@@ -282,11 +296,14 @@ impl Offload {
                         Some(_) => &mut list,
                         None => &mut fragments,
                     };
-                    let image = listed.and_then(|list| list.image);
-                    let image = image.map(|image| (image, &memory.list[..]));
-                    let batch =
-                        Passing { direction, source, borders: &borders, bytes, count, image };
-                    start_staged(&way, batch, order, &mut submitted)?;
+                    // Under the tail policy a batch takes as few launches as it can.
+                    let division = match self.config.policy {
+                        Policy::Tail => Division::NONE,
+                        _ => Division::of(bytes, lock(&way.bounce).chunk, direction),
+                    };
+                    let borders = &borders;
+                    let batch = Passing { direction, source, borders, bytes, count, division };
+                    start_staged(&way, batch, order, || overlaps.check_before(), &mut submitted)?;
                 }
             }
         }
@@ -319,9 +336,10 @@ impl Offload {
                     let mut started = Submitted::nothing();
                     let (source, count) = (&mut SliceSource(step), step.len() as u64);
                     let bytes = step.iter().map(|piece| piece.len).sum();
-                    let (borders, image) = (&borders, None);
-                    let batch = Passing { direction, source, borders, bytes, count, image };
-                    let begun = start_staged(&way, batch, Order::NONE, &mut started);
+                    let (borders, division) = (&borders, Division::NONE);
+                    let batch = Passing { direction, source, borders, bytes, count, division };
+                    let (order, checked) = (Order::NONE, || Ok(()));
+                    let begun = start_staged(&way, batch, order, checked, &mut started);
                     pending.append(&mut started.pending);
                     begun.and(started.failure.map_or(Ok(()), Err))
                 })
@@ -417,32 +435,38 @@ const STEP_PIECES: usize = SLOT_DESCRIPTORS / 2;
 
 /// What is known of a batch whose pieces are all in the memory's list.
 #[derive(Clone, Copy, Debug)]
-struct List {
-    image: Option<Image>,
-    /// It is in order of host memory, which helps.
-    sorted: bool,
+enum List {
+    /// As it came: no order helps.
+    AsItCame,
+    /// In order of host memory.
+    Sorted,
+    /// Sorted, and at a constant pitch.
+    Image(Image),
 }
 
 impl List {
     /// Puts all pieces into the memory's list, in order of host memory if that helps.
     fn of(fragments: &mut Fragments<'_>, memory: &mut ListMemory) -> Self {
-        let ListMemory { list, sort, seen } = memory;
+        let ListMemory { list, sort } = memory;
         let direction = fragments.direction;
         fragments.drain_into(list);
-        let one_window = fragments.host_borders.are_single();
-        let image = if one_window { Image::of(list, direction, seen) } else { None };
-        let sorted = image.is_none() && sort::is_worth_it(list, direction, fragments.bytes);
-        if sorted {
-            sort::by_host(list, direction, sort);
+        if let Some(image) = Image::sort(list, direction, &mut sort.sorted) {
+            return Self::Image(image);
         }
-        Self { image, sorted }
+        if !sort::is_worth_it(list, direction, fragments.bytes) {
+            return Self::AsItCame;
+        }
+        sort::by_host(list, direction, sort);
+        Self::Sorted
     }
 
     /// The DMAs that host memory takes, if the list is better than it was.
     fn calls(&self, list: &[CopyDescriptor], fragments: &Fragments<'_>) -> Option<Calls> {
-        match self.image {
-            Some(image) => Some(image.calls()),
-            None => self.sorted.then(|| choice::host_calls(list, fragments)),
+        match self {
+            Self::AsItCame => None,
+            Self::Sorted => Some(choice::host_calls(list, fragments)),
+            // Windows are few.
+            Self::Image(image) => Some(image.calls()),
         }
     }
 }

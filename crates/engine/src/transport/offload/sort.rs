@@ -12,7 +12,7 @@ const DIGIT: u32 = 11;
 pub(super) struct Memory {
     keys: Vec<(u32, u32)>,
     other: Vec<(u32, u32)>,
-    sorted: Vec<CopyDescriptor>,
+    pub(super) sorted: Vec<CopyDescriptor>,
 }
 
 /// The lowest byte of all pieces in host memory, and how many from there to the highest.

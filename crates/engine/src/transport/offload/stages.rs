@@ -10,6 +10,53 @@ const AHEAD: usize = 256;
 /// Bytes that the kernel copies at a time, where both ends are aligned to as many.
 const WORD: u64 = 16;
 
+/// How a batch is divided into steps, beyond what its buffers ask for. The link idles while the first
+/// step of a store is gathered and while the last of a load is scattered, so these are short; the
+/// others are packed and copied beside DMAs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Division {
+    /// Bytes of a short step.
+    short: u64,
+    /// Bytes that are in no step yet.
+    left: u64,
+    begun: bool,
+    ends_short: bool,
+}
+
+impl Division {
+    /// As few steps as fit.
+    pub(super) const NONE: Self =
+        Self { short: u64::MAX, left: 0, begun: false, ends_short: false };
+
+    /// Of so many bytes, where a step is `chunk` otherwise.
+    pub(super) fn of(bytes: u64, chunk: u64, direction: Direction) -> Self {
+        // Of less, another launch and another DMA cost more than the wait.
+        if bytes < chunk / 4 {
+            return Self::NONE;
+        }
+        let short = bytes.min(chunk) / 8;
+        Self { short, left: bytes, begun: false, ends_short: direction == Direction::Load }
+    }
+
+    /// Bytes of the next step, about.
+    fn next(&mut self) -> u64 {
+        let begun = std::mem::replace(&mut self.begun, true);
+        match self.left.checked_sub(self.short) {
+            _ if !begun => self.short,
+            Some(long) if self.ends_short && long > self.short => long,
+            _ => u64::MAX,
+        }
+    }
+
+    /// A step took so many.
+    fn take(&mut self, bytes: u64) {
+        self.left = self.left.saturating_sub(bytes);
+    }
+}
+
+/// Most places where the end of a step cuts a run of host memory, and its alignment with it.
+const CUTS: u64 = 64;
+
 /// Where pieces are packed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Buffers {
@@ -23,7 +70,7 @@ impl Buffers {
     /// Of so much memory, for so many bytes in at most so many pieces.
     pub(super) fn of(base: u64, memory: u64, bytes: u64, count: u64) -> Self {
         // What alignment takes, at most.
-        let slack = count.saturating_add(1).saturating_mul(2 * WORD);
+        let slack = count.saturating_add(CUTS).saturating_mul(2 * WORD);
         if bytes.saturating_add(slack) <= memory {
             return Self { places: [base; 2], bytes: memory, whole: true };
         }
@@ -42,6 +89,7 @@ pub(super) struct Packer<'a> {
     /// Those of `ahead` that are not packed.
     left: std::ops::Range<usize>,
     buffers: Buffers,
+    division: Division,
     turn: usize,
     /// Bytes of the buffer that are in use.
     used: u64,
@@ -57,6 +105,7 @@ impl<'a> Packer<'a> {
         direction: Direction,
         borders: &'a Borders,
         buffers: Buffers,
+        division: Division,
         tile_bytes: u64,
     ) -> Self {
         let mut packer = Self {
@@ -66,6 +115,7 @@ impl<'a> Packer<'a> {
             ahead: [CopyDescriptor::default(); AHEAD],
             left: 0..0,
             buffers,
+            division,
             turn: 0,
             used: 0,
             tile_bytes,
@@ -85,20 +135,74 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// Whether a piece at `host` continues the run that was packed last.
-    fn continues(&self, host: u64) -> bool {
-        let windows = match self.direction {
-            Direction::Store => &self.borders.dst,
-            Direction::Load => &self.borders.src,
+    /// The run that was packed last, if another piece may continue it.
+    fn run(&self) -> Option<Run> {
+        let last = self.blocks.last().filter(|last| last.count == 1)?;
+        let (begin, windows) = match self.direction {
+            Direction::Store => (last.dst, &self.borders.dst),
+            Direction::Load => (last.src, &self.borders.src),
         };
-        self.blocks.last().is_some_and(|last| {
-            let begin = match self.direction {
-                Direction::Store => last.dst,
-                Direction::Load => last.src,
-            };
-            last.count == 1 && host == begin + last.len && windows.same(begin, host)
-        })
+        Some(Run { end: begin + last.len, border: windows.end_of(begin) })
     }
+
+    /// Packs the next pieces to `staged`, as long as they are whole and continue the run that was
+    /// packed last; returns how many they are, and how many bytes.
+    fn pack_whole(&mut self, staged: u64, room: u64, slot: &mut [CopyDescriptor]) -> (usize, u64) {
+        let Some(run) = self.run() else { return (0, 0) };
+        let pieces = &self.ahead[self.left.clone()];
+        let most = self.tile_bytes;
+        let (count, bytes) = match self.direction {
+            Direction::Store => pack::<true>(pieces, run, (staged, room), most, slot),
+            Direction::Load => pack::<false>(pieces, run, (staged, room), most, slot),
+        };
+        if let Some(last) = self.blocks.last_mut() {
+            last.len += bytes;
+        }
+        self.left.start += count;
+        self.refill();
+        (count, bytes)
+    }
+}
+
+/// A run of host memory.
+#[derive(Clone, Copy)]
+struct Run {
+    end: u64,
+    /// Where the window ends that it lies in.
+    border: u64,
+}
+
+impl Run {
+    /// Whether a piece that begins here belongs to it.
+    fn continues(&self, host: u64) -> bool {
+        host == self.end && host < self.border
+    }
+}
+
+/// Writes the first pieces to the slot that continue the run, are no longer than `most`, and fit into
+/// the room at `staged`; returns how many, and their bytes. Most batches are hardly anything else, so
+/// this is what packing costs.
+fn pack<const STORE: bool>(
+    pieces: &[CopyDescriptor],
+    mut run: Run,
+    (staged, room): (u64, u64),
+    most: u64,
+    slot: &mut [CopyDescriptor],
+) -> (usize, u64) {
+    let (mut count, mut bytes) = (0, 0);
+    for (&CopyDescriptor { src, dst, len }, place) in pieces.iter().zip(slot) {
+        let host = if STORE { dst } else { src };
+        if !run.continues(host) || len > most || len > room - bytes {
+            break;
+        }
+        let staged = staged + bytes;
+        let (src, dst) = if STORE { (src, staged) } else { (staged, dst) };
+        *place = CopyDescriptor { src, dst, len };
+        run.end += len;
+        bytes += len;
+        count += 1;
+    }
+    (count, bytes)
 }
 
 impl StageSource for Packer<'_> {
@@ -110,15 +214,23 @@ impl StageSource for Packer<'_> {
         let buffer = self.buffers.places[self.turn];
         self.turn ^= 1;
         self.blocks.clear();
-        let mut used = if self.buffers.whole { self.used } else { 0 };
+        let first = if self.buffers.whole { self.used } else { 0 };
+        let end = first.saturating_add(self.division.next()).min(self.buffers.bytes);
+        let mut used = first;
         let mut count = 0;
-        while count < slot.len() && self.has_next() {
+        while count < slot.len() && used < end && self.has_next() {
+            let (whole, bytes) = self.pack_whole(buffer + used, end - used, &mut slot[count..]);
+            if whole > 0 {
+                count += whole;
+                used += bytes;
+                continue;
+            }
             let at_piece = self.left.start;
             let piece = self.ahead[at_piece];
             let (host, device) = (self.direction.host(&piece), self.direction.device(&piece));
             // A run of host memory has no gaps in the buffer; between runs there are, so that the
             // kernel finds both ends of a piece equally aligned.
-            let continues = self.continues(host);
+            let continues = self.run().is_some_and(|run| run.continues(host));
             let at = match continues {
                 true => used,
                 false => u64::next_multiple_of(used, WORD) + device % WORD,
@@ -160,8 +272,108 @@ impl StageSource for Packer<'_> {
             }
         }
         self.used = used;
+        self.division.take(used - first);
         self.dma.clear();
         self.dma.extend(self.blocks.iter().map(Rows::compact));
         Stage { pieces: count, dma: &self.dma, dma_first: self.direction == Direction::Load }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use kvferry_device::SliceSource;
+    use proptest::prelude::*;
+
+    use super::super::fragments::Windows;
+    use super::*;
+
+    const BUFFER: u64 = 1 << 40;
+    const TILE: u64 = 64;
+
+    /// One copy by bytes: where each comes from, by where it goes.
+    type Bytes = BTreeMap<u64, u64>;
+
+    fn copy(bytes: &mut Bytes, piece: &CopyDescriptor) {
+        for at in 0..piece.len {
+            bytes.insert(piece.dst + at, piece.src + at);
+        }
+    }
+
+    /// What all steps do together, and the bytes of each.
+    fn run(mut packer: Packer<'_>, slot: usize) -> (Bytes, Vec<u64>) {
+        let (mut all, mut steps) = (Bytes::new(), Vec::new());
+        let mut slot = vec![CopyDescriptor::default(); slot];
+        while packer.has_next() {
+            let Stage { pieces, dma, dma_first } = packer.next(&mut slot);
+            assert!(slot[..pieces].iter().all(|piece| piece.len <= TILE), "a tile is a warp's");
+            let (mut gather, mut dmas) = (Bytes::new(), Bytes::new());
+            slot[..pieces].iter().for_each(|piece| copy(&mut gather, piece));
+            dma.iter().flat_map(CompactCopy::pieces).for_each(|piece| copy(&mut dmas, &piece));
+            let (one, next) = if dma_first { (&dmas, &gather) } else { (&gather, &dmas) };
+            steps.push(next.len() as u64);
+            for (dst, buffer) in next {
+                let src = one.get(buffer).expect("what leaves the buffer came into it");
+                assert!(all.insert(*dst, *src).is_none(), "twice");
+            }
+        }
+        (all, steps)
+    }
+
+    /// Pieces one behind the other in host memory, but for gaps, and scattered on the device.
+    fn list(pieces: &[(u64, u64)], direction: Direction) -> Vec<CopyDescriptor> {
+        let mut host = 1 << 20;
+        let piece = |(at, &(gap, len)): (u64, &(u64, u64))| {
+            let (begin, device) = (host + gap, (1 << 30) + at * 7919 % 4096 * 512);
+            host = begin + len;
+            match direction {
+                Direction::Store => CopyDescriptor { src: device, dst: begin, len },
+                Direction::Load => CopyDescriptor { src: begin, dst: device, len },
+            }
+        };
+        (0..).zip(pieces).map(piece).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(100))]
+        #[test]
+        fn the_steps_together_copy_each_piece_and_nothing_else(
+            pieces in prop::collection::vec((prop_oneof![4 => Just(0u64), 1 => 1..40u64], 1..150u64), 1..200),
+            memory in prop_oneof![Just(2048u64), Just(1 << 20)], slot in 8..300usize,
+            borders in prop::collection::vec(0..15_000u64, 0..3), divided: bool, store: bool,
+        ) {
+            let direction = if store { Direction::Store } else { Direction::Load };
+            let pieces = list(&pieces, direction);
+            let mut expected = Bytes::new();
+            pieces.iter().for_each(|piece| copy(&mut expected, piece));
+            let bytes = pieces.iter().map(|piece| piece.len).sum();
+            let starts = || borders.iter().map(|at| (1 << 20) + at);
+            let borders = match direction {
+                Direction::Store => Borders { dst: Windows::new(starts()), ..Borders::default() },
+                Direction::Load => Borders { src: Windows::new(starts()), ..Borders::default() },
+            };
+            let division = if divided { Division::of(bytes, bytes, direction) } else { Division::NONE };
+            let buffers = Buffers::of(BUFFER, memory, bytes, pieces.len() as u64);
+            let mut source = SliceSource(&pieces);
+            let packer = Packer::new(&mut source, direction, &borders, buffers, division, TILE);
+            let (copied, steps) = run(packer, slot);
+            prop_assert_eq!(copied, expected);
+            prop_assert!(steps.iter().all(|&bytes| bytes > 0), "{:?}", steps);
+        }
+    }
+
+    #[test]
+    fn a_store_begins_with_a_short_step_and_a_load_ends_with_one_too() {
+        let steps = |direction, bytes: u64, chunk| {
+            let pieces = list(&vec![(0, 64); bytes as usize / 64], direction);
+            let (division, borders) = (Division::of(bytes, chunk, direction), Borders::default());
+            let buffers = Buffers::of(BUFFER, 1 << 20, bytes, pieces.len() as u64);
+            let mut source = SliceSource(&pieces);
+            run(Packer::new(&mut source, direction, &borders, buffers, division, TILE), 4096).1
+        };
+        assert_eq!(steps(Direction::Store, 65_536, 65_536), [8192, 57_344]);
+        assert_eq!(steps(Direction::Load, 65_536, 65_536), [8192, 49_152, 8192]);
+        assert_eq!(steps(Direction::Load, 65_536, 1 << 20), [65_536], "too little to divide");
     }
 }

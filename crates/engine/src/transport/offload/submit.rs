@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use kvferry_device::{
-    CompactCopy, CopyDescriptor, CopySource, Rows, SliceSource, StageSource, Staged, Vendor, Work,
+    CompactCopy, CopyDescriptor, CopySource, Rows, SliceSource, Staged, Vendor, Work,
 };
 
 use super::fragments::{Borders, Direction, append, close};
-use super::image::{Image, ImageStage};
 use super::paced;
-use super::stages::{Buffers, Packer};
-use super::{Parts, SLOT_DESCRIPTORS, Way, lock};
+use super::stages::{Buffers, Division, Packer};
+use super::{Parts, Way, lock};
 use crate::batch::Path;
 use crate::config::Source;
 use crate::error::Result;
@@ -30,40 +29,36 @@ pub(super) struct Passing<'a> {
     pub(super) bytes: u64,
     /// Pieces, at most.
     pub(super) count: u64,
-    /// If the pieces are one, and the list of them.
-    pub(super) image: Option<(Image, &'a [CopyDescriptor])>,
+    pub(super) division: Division,
 }
 
+/// Starts what passes a buffer. `check` is asked once, beside what is in nobody's sight: nothing else
+/// is written unless it finds the batch good.
 pub(super) fn start_staged(
     way: &Way,
     batch: Passing<'_>,
     order: Order<'_>,
+    check: impl FnOnce() -> Result<()>,
     submitted: &mut Submitted,
 ) -> Result<()> {
-    let Passing { direction, source, borders, bytes, count, image } = batch;
+    let Passing { direction, source, borders, bytes, count, division } = batch;
     let gated = order.waits();
     let mut bounce = lock(&way.bounce);
     let taken = bounce.take(gated)?;
     let values = &way.lane.tuning.values;
     let tile = values.tile_bytes;
-    let fits = |(image, _): &(Image, &[CopyDescriptor])| {
-        image.bytes() <= taken.bytes && image.descriptors(tile) <= SLOT_DESCRIPTORS as u64
-    };
-    let (mut whole, mut packed);
-    let stages: &mut dyn StageSource = match image.filter(fits) {
-        Some((image, list)) => {
-            whole = ImageStage::new(image, list, direction, taken.base, tile);
-            &mut whole
-        }
-        None => {
-            let buffers = Buffers::of(taken.base, taken.bytes, bytes, count);
-            packed = Packer::new(source, direction, borders, buffers, tile);
-            &mut packed
-        }
+    let buffers = Buffers::of(taken.base, taken.bytes, bytes, count);
+    let mut stages = Packer::new(source, direction, borders, buffers, division, tile);
+    let mut checked = Ok(());
+    let mut check = Some(check);
+    let mut may_leave = || {
+        checked = check.take().map_or(Ok(()), |check| check());
+        checked.is_ok()
     };
     let mut nothing = SliceSource(&[]);
+    let behind = taken.behind.as_slice();
     let mut work = Work {
-        staged: Some(Staged { stages, behind: taken.behind.as_slice() }),
+        staged: Some(Staged { stages: &mut stages, behind, may_leave: &mut may_leave }),
         after: order.after,
         behind: order.behind,
         max_grid_blocks: values.max_grid_blocks,
@@ -75,6 +70,16 @@ pub(super) fn start_staged(
     let outcome = unsafe { way.lane.submit(&mut work, &mut submitted.pending) };
     if let Some(pending) = submitted.pending.last() {
         bounce.used(&taken, pending.ticket, gated);
+    }
+    if let Err(refused) = checked {
+        // Whoever submitted may free its memory at once, which the buffer is filled from.
+        return match way.lane.settle(&submitted.pending) {
+            Ok(()) => Err(refused),
+            Err(_) => {
+                submitted.failure = Some(refused);
+                Ok(())
+            }
+        };
     }
     match outcome {
         Err(error) if submitted.pending.is_empty() => return Err(error),
