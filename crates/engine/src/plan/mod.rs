@@ -578,6 +578,38 @@ mod tests {
         })
     }
 
+    #[test]
+    fn the_quick_way_takes_no_range_that_leaves_its_window() {
+        let limits = Limits { small_max_bytes: u64::MAX >> 1, tile_bytes: u64::MAX >> 1 };
+        // Around where windows begin and end, where numbers wrap, and where a sign appears.
+        let middles = [0, 1000, 1480, (1 << 63) - 480, 1 << 63];
+        let numbers: Vec<u64> = middles
+            .iter()
+            .flat_map(|middle: &u64| [-9, -1, 0, 1, 9].map(|by| middle.wrapping_add_signed(by)))
+            .collect();
+        let mut taken = 0;
+        for start in [0, 1000, (1 << 63) - 480] {
+            let window = Window { start, len: 480 };
+            let good = Range { local: start + 7, remote: start + 5, len: 2 };
+            let is_inside = |addr: u64, len| {
+                addr >= start && addr.checked_add(len).is_some_and(|end| end <= start + 480)
+            };
+            for &local in &numbers {
+                for &remote in &numbers {
+                    for &len in &numbers {
+                        let list = [good, Range { local, remote, len }];
+                        let inside = len > 0 && is_inside(local, len) && is_inside(remote, len);
+                        let write = sweep::<true>(&list, window, window, &limits, None).is_some();
+                        let read = sweep::<false>(&list, window, window, &limits, None).is_some();
+                        assert!(inside || !(write || read), "{list:?} in {window:?}");
+                        taken += usize::from(write && read);
+                    }
+                }
+            }
+        }
+        assert!(taken > 0);
+    }
+
     proptest! {
         #[test]
         fn equally_long_ranges_overlap_exactly_when_a_byte_is_written_twice(
