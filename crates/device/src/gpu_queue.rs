@@ -3,7 +3,8 @@
 //! Three things say that work is over. The *word* of a submission, in pinned memory, is stored by
 //! the device at its end: completion is read without a call. The *end event*, recorded just before,
 //! is what a consumer's stream waits for and what tells a lost device from a slow one. A *slot
-//! event* behind each launch frees its ring slot early, when a submission needs more than there are.
+//! event* behind each launch but the last frees its ring slot early, when a submission needs more
+//! than there are.
 //!
 //! A submission with a producer, or behind others that run, gets a stream of its own for as long as
 //! it waits, so that it holds up nobody else.
@@ -76,8 +77,8 @@ struct Gate<D: Driver> {
 #[derive(Debug)]
 struct SlotInUse<D: Driver> {
     slot: usize,
-    /// Behind the launches that read it.
-    event: D::Event,
+    /// Behind the launches that read it. Where there is none, the slot is free with its submission.
+    event: Option<D::Event>,
     /// As well, where they are on two streams.
     other: Option<D::Event>,
 }
@@ -98,8 +99,10 @@ struct Open<D: Driver> {
     last_stream: usize,
     slots: usize,
     gate: Option<Gate<D>>,
-    /// Taken and not yet handed to a launch.
+    /// Taken last.
     slot: Option<usize>,
+    /// The stream of a launch that reads it.
+    reader: Option<D::Stream>,
     max_grid_blocks: u32,
 }
 
@@ -239,6 +242,7 @@ impl<D: Driver> GpuQueue<D> {
     }
 
     fn take_slot(&mut self, open: &mut Open<D>) -> Result<usize> {
+        self.hand_over_slot(open)?;
         if open.gate.is_some() {
             // The other half stays for submissions that wait for nobody.
             let most = (self.options.ring_slots / 2).max(1);
@@ -261,18 +265,26 @@ impl<D: Driver> GpuQueue<D> {
         }
     }
 
-    /// Puts an event behind the launch that reads the open slot.
-    fn hand_over_slot(&mut self, open: &mut Open<D>, stream: D::Stream) -> Result<()> {
+    /// Puts an event behind the launch that reads the open slot, if one does: the submission goes on,
+    /// and the slot may be needed before its end.
+    fn hand_over_slot(&mut self, open: &mut Open<D>) -> Result<()> {
+        let Some(stream) = open.reader else { return Ok(()) };
         let event = self.record(stream)?;
-        let Some(slot) = open.slot.take() else { return Ok(()) };
-        match &mut open.gate {
-            Some(gate) => gate.slots.push(SlotInUse { slot, event, other: None }),
-            None => {
-                open.slots += 1;
-                self.slots_in_use.push_back(SlotInUse { slot, event, other: None });
-            }
+        open.reader = None;
+        if let Some(slot) = open.slot.take() {
+            self.put_in_use(open, SlotInUse { slot, event: Some(event), other: None });
         }
         Ok(())
+    }
+
+    fn put_in_use(&mut self, open: &mut Open<D>, slot: SlotInUse<D>) {
+        match &mut open.gate {
+            Some(gate) => gate.slots.push(slot),
+            None => {
+                open.slots += 1;
+                self.slots_in_use.push_back(slot);
+            }
+        }
     }
 
     fn take_event(&mut self) -> Result<D::Event> {
@@ -369,16 +381,8 @@ impl<D: Driver> GpuQueue<D> {
             self.idle_events.push(end);
             return Err(error);
         }
-        // The slot of a launch that failed is free once the submission is done.
         if let Some(slot) = open.slot.take() {
-            let in_use = SlotInUse { slot, event: self.record(stream)?, other: None };
-            match &mut open.gate {
-                Some(gate) => gate.slots.push(in_use),
-                None => {
-                    open.slots += 1;
-                    self.slots_in_use.push_back(in_use);
-                }
-            }
+            self.put_in_use(open, SlotInUse { slot, event: None, other: None });
         }
         let gate = open.gate.take();
         let gated = gate.is_some();
@@ -437,14 +441,15 @@ impl<D: Driver> GpuQueue<D> {
 
     fn free_slot(&mut self, SlotInUse { slot, event, other }: SlotInUse<D>) {
         self.free_slots.push(slot);
-        self.idle_events.push(event);
+        self.idle_events.extend(event);
         self.idle_events.extend(other);
     }
 
-    /// Whether the launches that read a slot are over. Inside the scope.
+    /// Whether the launches that read a slot are known to be over. Inside the scope.
     fn is_read(&self, slot: &SlotInUse<D>) -> Result<bool> {
+        let Some(event) = slot.event else { return Ok(false) };
         let driver = &self.device.driver;
-        Ok(driver.fired(slot.event)? && slot.other.map_or(Ok(true), |event| driver.fired(event))?)
+        Ok(driver.fired(event)? && slot.other.map_or(Ok(true), |event| driver.fired(event))?)
     }
 
     /// Frees slots whose launches are over though their submissions are not. Inside the scope.
@@ -586,6 +591,7 @@ impl<D: Driver> Queue for GpuQueue<D> {
             slots: 0,
             gate: None,
             slot: None,
+            reader: None,
             max_grid_blocks: work.max_grid_blocks.max(1),
         };
         self.reap();
@@ -679,6 +685,7 @@ impl<D: Driver> Drop for GpuQueue<D> {
             slots: 0,
             gate: None,
             slot: None,
+            reader: None,
             max_grid_blocks: 1,
         };
         let quiet = self.lost.is_none()

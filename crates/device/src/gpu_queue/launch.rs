@@ -106,7 +106,7 @@ impl<D: Driver> GpuQueue<D> {
             // SAFETY: the caller's contract; the slot stays as it is until its event fires or the
             // submission is done, because only then it becomes free.
             unsafe { self.device.driver.launch(stream, descriptors, count as u32, blocks) }?;
-            self.hand_over_slot(open, stream)?;
+            open.reader = Some(stream);
             // Packing stops only at the end of the room or of the source.
             if count < room {
                 return Ok(());
@@ -170,7 +170,7 @@ impl<D: Driver> GpuQueue<D> {
             // SAFETY: the caller's contract.
             unsafe { self.start_compact(open, launch) }?;
         }
-        if list_bytes > 0 && open.slot.is_none() {
+        if list_bytes > 0 && launch.list_bytes == 0 {
             self.take_slot(open)?;
         }
         let lists = [copy.src.pages, copy.dst.pages]
@@ -217,8 +217,11 @@ impl<D: Driver> GpuQueue<D> {
         // event fires or the submission is done, because only then it becomes free.
         unsafe { self.device.driver.launch_compact(stream, launch.list, blocks) }?;
         launch.list.clear();
-        launch.list_bytes = 0;
-        if open.slot.is_some() { self.hand_over_slot(open, stream) } else { Ok(()) }
+        if launch.list_bytes > 0 {
+            launch.list_bytes = 0;
+            open.reader = Some(stream);
+        }
+        Ok(())
     }
 
     /// # Safety
