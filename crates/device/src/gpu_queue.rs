@@ -3,12 +3,15 @@
 //! Three things say that work is over. The *word* of a submission, in pinned memory, is stored by
 //! the device at its end: completion is read without a call. The *end event*, recorded just before,
 //! is what a consumer's stream waits for and what tells a lost device from a slow one. A *slot
-//! event* behind each launch frees its ring slot early, when a submission needs more than there are.
+//! event* behind each launch but the last frees its ring slot early, when a submission needs more
+//! than there are.
 //!
 //! A submission with a producer, or behind others that run, gets a stream of its own for as long as
 //! it waits, so that it holds up nobody else.
 
 mod launch;
+mod progress;
+mod slots;
 mod stages;
 mod words;
 
@@ -28,6 +31,12 @@ use crate::queue::{
 
 /// Submissions in flight are bounded by their completion words; beyond it, submit waits.
 const MAX_IN_FLIGHT: usize = 4096;
+
+/// Descriptors that are packed at a time: more than fit into a launch's parameters, and whole lines
+/// of the processor's cache, of which they fill a tenth.
+const BLOCK_DESCRIPTORS: usize = 192;
+
+const _: () = assert!(BLOCK_DESCRIPTORS > INLINE_DESCRIPTORS);
 
 /// How long a full ring is polled without giving the processor away.
 const SPIN: Duration = Duration::from_micros(50);
@@ -70,8 +79,8 @@ struct Gate<D: Driver> {
 #[derive(Debug)]
 struct SlotInUse<D: Driver> {
     slot: usize,
-    /// Behind the launches that read it.
-    event: D::Event,
+    /// Behind the launches that read it. Where there is none, the slot is free with its submission.
+    event: Option<D::Event>,
     /// As well, where they are on two streams.
     other: Option<D::Event>,
 }
@@ -92,8 +101,10 @@ struct Open<D: Driver> {
     last_stream: usize,
     slots: usize,
     gate: Option<Gate<D>>,
-    /// Taken and not yet handed to a launch.
+    /// Taken last.
     slot: Option<usize>,
+    /// The stream of a launch that reads it.
+    reader: Option<D::Stream>,
     max_grid_blocks: u32,
 }
 
@@ -115,9 +126,9 @@ pub(crate) struct GpuQueue<D: Driver> {
     words: Arc<Words<D>>,
     /// Words that nobody waits for, each with the last value that it was given.
     free_words: Vec<Ticket>,
-    /// For descriptors of a launch that are not in the ring: kept, so that no submission touches
-    /// more memory than it fills.
-    few_list: Vec<CopyDescriptor>,
+    /// Descriptors on their way to a launch's parameters or into the ring: kept, so that no
+    /// submission touches more memory than it fills.
+    block: Vec<CopyDescriptor>,
     compact_list: Vec<CompactDescriptor>,
     idle_events: Vec<D::Event>,
     /// Without a gate, in submission order; reaped from the front.
@@ -162,7 +173,7 @@ impl<D: Driver> GpuQueue<D> {
                 .rev()
                 .map(|word| Ticket { word, value: 0 })
                 .collect(),
-            few_list: vec![CopyDescriptor::default(); INLINE_DESCRIPTORS + 1],
+            block: vec![CopyDescriptor::default(); BLOCK_DESCRIPTORS],
             compact_list: Vec::with_capacity(COMPACT_DESCRIPTORS),
             idle_events: Vec::with_capacity(events),
             in_flight: VecDeque::with_capacity(MAX_IN_FLIGHT),
@@ -213,60 +224,6 @@ impl<D: Driver> GpuQueue<D> {
         open.streams |= 1 << self.next_stream;
         open.last_stream = self.next_stream;
         self.streams[self.next_stream]
-    }
-
-    fn slot(&mut self, slot: usize) -> &mut [CopyDescriptor] {
-        let descriptors = self.options.slot_descriptors;
-        // SAFETY: the slot lies inside the ring, which was zeroed, is aligned to a page, and
-        // belongs to this queue; a slot in use by the device is never in `free_slots` or open, and
-        // only those two reach here.
-        unsafe {
-            let first = self.ring.host.cast::<CopyDescriptor>().add(slot * descriptors);
-            std::slice::from_raw_parts_mut(first, descriptors)
-        }
-    }
-
-    /// Where the device reads a slot.
-    fn slot_address(&self, slot: usize) -> u64 {
-        let offset = slot * self.options.slot_descriptors * size_of::<CopyDescriptor>();
-        self.ring.device + offset as u64
-    }
-
-    fn take_slot(&mut self, open: &mut Open<D>) -> Result<usize> {
-        if open.gate.is_some() {
-            // The other half stays for submissions that wait for nobody.
-            let most = (self.options.ring_slots / 2).max(1);
-            self.wait_until(open, |queue, _| {
-                queue.gated_slots < most && !queue.free_slots.is_empty()
-            })?;
-            self.gated_slots += 1;
-        } else {
-            self.wait_until(open, |queue, _| !queue.free_slots.is_empty())?;
-        }
-        let slot = self.free_slots.pop().expect("the wait ends only with a free slot");
-        open.slot = Some(slot);
-        Ok(slot)
-    }
-
-    fn return_slot(&mut self, open: &mut Open<D>) {
-        if let Some(slot) = open.slot.take() {
-            self.free_slots.push(slot);
-            self.gated_slots -= usize::from(open.gate.is_some());
-        }
-    }
-
-    /// Puts an event behind the launch that reads the open slot.
-    fn hand_over_slot(&mut self, open: &mut Open<D>, stream: D::Stream) -> Result<()> {
-        let event = self.record(stream)?;
-        let Some(slot) = open.slot.take() else { return Ok(()) };
-        match &mut open.gate {
-            Some(gate) => gate.slots.push(SlotInUse { slot, event, other: None }),
-            None => {
-                open.slots += 1;
-                self.slots_in_use.push_back(SlotInUse { slot, event, other: None });
-            }
-        }
-        Ok(())
     }
 
     fn take_event(&mut self) -> Result<D::Event> {
@@ -363,16 +320,8 @@ impl<D: Driver> GpuQueue<D> {
             self.idle_events.push(end);
             return Err(error);
         }
-        // The slot of a launch that failed is free once the submission is done.
         if let Some(slot) = open.slot.take() {
-            let in_use = SlotInUse { slot, event: self.record(stream)?, other: None };
-            match &mut open.gate {
-                Some(gate) => gate.slots.push(in_use),
-                None => {
-                    open.slots += 1;
-                    self.slots_in_use.push_back(in_use);
-                }
-            }
+            self.put_in_use(open, SlotInUse { slot, event: None, other: None });
         }
         let gate = open.gate.take();
         let gated = gate.is_some();
@@ -383,156 +332,6 @@ impl<D: Driver> GpuQueue<D> {
             self.in_flight.push_back(in_flight)
         }
         Ok(())
-    }
-
-    /// Gives back what finished submissions held. Makes no driver call.
-    fn reap(&mut self) {
-        while let Some(front) = self.in_flight.front() {
-            if !self.words.done(front.ticket) {
-                break;
-            }
-            let done = self.in_flight.pop_front().expect("the front was just looked at");
-            self.end_event(done.ticket, done.end);
-            for _ in 0..done.slots {
-                self.free_oldest_slot();
-            }
-            self.free_words.push(done.ticket);
-        }
-        let mut index = 0;
-        while let Some(gated) = self.gated.get(index) {
-            if !self.words.done(gated.ticket) {
-                index += 1;
-                continue;
-            }
-            let done = self.gated.swap_remove(index);
-            self.end_event(done.ticket, done.end);
-            self.free_words.push(done.ticket);
-            if let Some(gate) = done.gate {
-                self.close_gate(gate);
-            }
-        }
-    }
-
-    fn close_gate(&mut self, gate: Gate<D>) {
-        self.idle_events.push(gate.event);
-        self.idle_gate_streams.push(gate.stream);
-        self.idle_gate_streams.extend(gate.second);
-        for slot in gate.slots {
-            self.free_slot(slot);
-            self.gated_slots -= 1;
-        }
-    }
-
-    fn free_oldest_slot(&mut self) {
-        if let Some(oldest) = self.slots_in_use.pop_front() {
-            self.free_slot(oldest);
-        }
-    }
-
-    fn free_slot(&mut self, SlotInUse { slot, event, other }: SlotInUse<D>) {
-        self.free_slots.push(slot);
-        self.idle_events.push(event);
-        self.idle_events.extend(other);
-    }
-
-    /// Whether the launches that read a slot are over. Inside the scope.
-    fn is_read(&self, slot: &SlotInUse<D>) -> Result<bool> {
-        let driver = &self.device.driver;
-        Ok(driver.fired(slot.event)? && slot.other.map_or(Ok(true), |event| driver.fired(event))?)
-    }
-
-    /// Frees slots whose launches are over though their submissions are not. Inside the scope.
-    fn reap_slots(&mut self, open: &mut Open<D>) -> Result<()> {
-        self.reap();
-        while let Some(oldest) = self.slots_in_use.front() {
-            if !self.is_read(oldest)? {
-                break;
-            }
-            self.free_oldest_slot();
-            match self.in_flight.iter_mut().find(|submission| submission.slots > 0) {
-                Some(owner) => owner.slots -= 1,
-                None => open.slots -= 1,
-            }
-        }
-        if let Some(gate) = &mut open.gate {
-            while let Some(oldest) = gate.slots.first() {
-                if !self.is_read(oldest)? {
-                    break;
-                }
-                let read = gate.slots.remove(0);
-                self.free_slot(read);
-                self.gated_slots -= 1;
-            }
-        }
-        Ok(())
-    }
-
-    /// Polls until `ready`. Vendors offer no wait with a deadline, so this gives up the processor
-    /// between polls once the wait is longer than a launch takes. Inside the scope.
-    fn wait_until(
-        &mut self,
-        open: &mut Open<D>,
-        ready: impl Fn(&Self, &Open<D>) -> bool,
-    ) -> Result<()> {
-        if ready(self, open) {
-            return Ok(());
-        }
-        let start = Instant::now();
-        let mut checked = start;
-        loop {
-            self.reap_slots(open)?;
-            if ready(self, open) {
-                return Ok(());
-            }
-            if start.elapsed() < SPIN {
-                std::hint::spin_loop();
-                continue;
-            }
-            std::thread::sleep(Duration::from_micros(20));
-            if checked.elapsed() > CHECK {
-                checked = Instant::now();
-                self.ask()?;
-            }
-        }
-    }
-
-    /// Whether the device works and moves on. Inside the scope.
-    fn ask(&mut self) -> Result<()> {
-        self.reap();
-        let driver = &self.device.driver;
-        let now = Instant::now();
-        let mut longest = Duration::ZERO;
-        match self.in_flight.front() {
-            None => self.waiting = None,
-            Some(front) => {
-                driver.fired(front.end)?;
-                let since = match self.waiting {
-                    Some((ticket, since)) if ticket == front.ticket => since,
-                    _ => now,
-                };
-                self.waiting = Some((front.ticket, since));
-                longest = now.duration_since(since);
-            }
-        }
-        for gated in &mut self.gated {
-            let Some(gate) = &mut gated.gate else { continue };
-            if gate.open_since.is_none() && driver.fired(gate.event)? {
-                gate.open_since = Some(now);
-            }
-            longest = longest.max(gate.open_since.map_or(Duration::ZERO, |since| now - since));
-        }
-        if longest < self.options.stall_timeout {
-            return Ok(());
-        }
-        Err(Error::Stalled { device: driver.info().to_string(), waited: longest })
-    }
-
-    fn lose(&mut self, error: &Error) {
-        if self.lost.is_none() {
-            let in_flight = self.in_flight.len() + self.gated.len();
-            tracing::error!(%error, in_flight, "device lost; its unfinished work will never count as complete");
-            self.lost = Some(error.clone());
-        }
     }
 
     /// Ends a submission that failed with `error`.
@@ -580,6 +379,7 @@ impl<D: Driver> Queue for GpuQueue<D> {
             slots: 0,
             gate: None,
             slot: None,
+            reader: None,
             max_grid_blocks: work.max_grid_blocks.max(1),
         };
         self.reap();
@@ -673,6 +473,7 @@ impl<D: Driver> Drop for GpuQueue<D> {
             slots: 0,
             gate: None,
             slot: None,
+            reader: None,
             max_grid_blocks: 1,
         };
         let quiet = self.lost.is_none()

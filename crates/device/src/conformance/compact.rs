@@ -7,7 +7,7 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
 use super::{GUARD, allocate, finish, pattern, read, submit_work, write};
-use crate::{CompactCopy, CompactEnd, Device, QueueOptions, SliceSource, Work};
+use crate::{CompactCopy, CompactEnd, CopyDescriptor, Device, QueueOptions, SliceSource, Work};
 
 /// A compact copy whose addresses are offsets, with page lists of its own.
 #[derive(Clone, Debug)]
@@ -56,7 +56,8 @@ impl Form {
     }
 }
 
-/// Runs the forms in one submission, by kernel and by DMA, and checks every byte.
+/// Runs the forms in one submission, by kernel and by DMA, all of them or the last as its pieces, and
+/// checks every byte.
 fn copy_and_check(device: &Arc<dyn Device>, forms: &[Form]) {
     let ends = forms.iter().map(Form::ends);
     let (source_len, destination_len) = ends.fold((64, 64), |(source, destination), ends| {
@@ -76,13 +77,23 @@ fn copy_and_check(device: &Arc<dyn Device>, forms: &[Form]) {
     let placed: Vec<_> =
         forms.iter().map(|form| form.placed(source.addr(), destination.addr())).collect();
     let options = QueueOptions { ring_slots: 4, slot_descriptors: 64, ..QueueOptions::default() };
+    let last = forms.last().expect("a form");
+    let piece = |(from, to): (usize, usize)| CopyDescriptor {
+        src: source.addr() + from as u64,
+        dst: destination.addr() + to as u64,
+        len: last.copy.len,
+    };
+    let pieces: Vec<_> = last.pieces().into_iter().map(piece).collect();
     for kernel in [true, false] {
-        for max_grid_blocks in [1, u32::MAX] {
+        for (compact, pieces, max_grid_blocks) in [
+            (&placed[..], &[][..], 1),
+            (&placed[..], &[][..], u32::MAX),
+            (&placed[..forms.len() - 1], &pieces[..], u32::MAX),
+        ] {
             write(device, destination.addr(), &vec![GUARD; destination_len]);
             let mut queue = Arc::clone(device).queue(&options).expect("a queue");
-            let mut none = SliceSource(&[]);
-            let mut work =
-                Work { compact: &placed, kernel, max_grid_blocks, ..Work::pieces(&mut none) };
+            let mut pieces = SliceSource(pieces);
+            let mut work = Work { compact, kernel, max_grid_blocks, ..Work::pieces(&mut pieces) };
             let ticket = submit_work(&mut *queue, &mut work);
             finish(&mut *queue, ticket);
             let found = read(device, destination.addr(), destination_len);

@@ -164,14 +164,8 @@ impl<D: Driver> GpuQueue<D> {
             },
         };
         open.slot = None;
-        let in_use = SlotInUse { slot, event, other };
-        match &mut open.gate {
-            Some(gate) => gate.slots.push(in_use),
-            None => {
-                open.slots += 1;
-                self.slots_in_use.push_back(in_use);
-            }
-        }
+        let in_use = SlotInUse { slot, event: Some(event), other };
+        self.put_in_use(open, in_use);
         Ok(())
     }
 }

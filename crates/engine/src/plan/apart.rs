@@ -230,18 +230,14 @@ impl Slots {
             self.words = vec![0; words as usize];
         }
         let words = &mut self.words[..words as usize];
-        let mut differ = true;
-        for set in sets.clone().filter(|set| set.writes) {
-            differ &= mark(words, &set, first);
-        }
-        differ =
-            differ && sets.clone().filter(|set| !set.writes).all(|set| miss(words, &set, first));
-        if words.len() as u64 <= marks {
-            words.fill(0);
-        } else {
-            sets.filter(|set| set.writes).for_each(|set| clear(words, &set, first));
-        }
-        differ
+        let written = || sets.clone().filter(|set| set.writes);
+        written().for_each(|set| mark(words, &set, first));
+        let missed = sets.clone().filter(|set| !set.writes).all(|set| miss(words, &set, first));
+        let marked = match words.len() as u64 <= marks {
+            true => take(words),
+            false => written().map(|set| take_of(words, &set, first)).sum(),
+        };
+        missed && marked == written().map(|set| set.count()).sum::<u64>()
     }
 }
 
@@ -264,16 +260,10 @@ fn for_each_bit(words: usize, set: &Set<'_>, base: u64, mut each: impl FnMut(usi
     }
 }
 
-/// Sets the bits; whether none was set before.
+/// Sets the bits.
 #[multiversion(targets("x86_64+bmi1+bmi2"))]
-fn mark(words: &mut [u64], set: &Set<'_>, base: u64) -> bool {
-    let mut twice = 0;
-    for_each_bit(words.len(), set, base, |word, bit| {
-        let word = &mut words[word];
-        twice |= *word >> bit;
-        *word |= 1 << bit;
-    });
-    twice & 1 == 0
+fn mark(words: &mut [u64], set: &Set<'_>, base: u64) {
+    for_each_bit(words.len(), set, base, |word, bit| words[word] |= 1 << bit);
 }
 
 /// Whether none of the bits is set.
@@ -284,8 +274,23 @@ fn miss(words: &mut [u64], set: &Set<'_>, base: u64) -> bool {
     hits & 1 == 0
 }
 
-fn clear(words: &mut [u64], set: &Set<'_>, base: u64) {
-    for_each_bit(words.len(), set, base, |word, _| words[word] = 0);
+/// Clears all bits; how many were set.
+#[multiversion(targets(
+    "x86_64+avx512f+avx512dq+avx512vl+avx512bw+avx512vpopcntdq+popcnt",
+    "x86_64+popcnt"
+))]
+fn take(words: &mut [u64]) -> u64 {
+    words.iter_mut().map(|word| u64::from(std::mem::take(word).count_ones())).sum()
+}
+
+/// Clears the words that hold the bits; how many bits were set in them.
+#[multiversion(targets("x86_64+bmi1+bmi2+popcnt"))]
+fn take_of(words: &mut [u64], set: &Set<'_>, base: u64) -> u64 {
+    let mut taken = 0;
+    for_each_bit(words.len(), set, base, |word, _| {
+        taken += u64::from(std::mem::take(&mut words[word]).count_ones());
+    });
+    taken
 }
 
 /// Whether the numbers only rise, or only fall.

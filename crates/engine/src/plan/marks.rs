@@ -97,9 +97,6 @@ fn flip(ends: &[Ends], words: &mut [[u8; 8]]) {
     }
 }
 
-/// Words between two sums: few enough for the first-level cache.
-const BLOCK: usize = 256;
-
 /// How many bits have an odd number of set bits up to and including themselves, with `before` those
 /// in front of the first.
 #[multiversion(targets(
@@ -109,23 +106,32 @@ const BLOCK: usize = 256;
 ))]
 fn count_odd(words: &[[u8; 8]], before: &mut u64) -> u64 {
     let mut count = 0;
-    // Whether the bits before a word are odd, apart, because it is all that a word waits for.
-    let mut odd_before = [0; BLOCK];
-    for block in words.chunks(BLOCK) {
-        for (word, odd) in block.iter().zip(&mut odd_before) {
-            *odd = *before & 1;
-            *before ^= u64::from(u64::from_le_bytes(*word).count_ones());
-        }
-        let words = block.iter().zip(&odd_before);
-        count += words
-            .map(|(word, odd)| {
-                let mut odd = u64::from_le_bytes(*word) ^ odd;
-                for distance in [1, 2, 4, 8, 16, 32] {
-                    odd ^= odd << distance;
-                }
-                u64::from(odd.count_ones())
+    for block in words.chunks(WORD as usize) {
+        // Which words have an odd number of bits, and so before which it is odd: that is all that a
+        // word has to know of the others.
+        let odd = block.iter().enumerate().fold(0, |odd, (at, word)| {
+            odd | u64::from(u64::from_le_bytes(*word).count_ones() & 1) << at
+        });
+        let odd_up_to = up_to(odd) ^ (0u64.wrapping_sub(*before));
+        let odd_before = odd_up_to << 1 | *before;
+        count += block
+            .iter()
+            .enumerate()
+            .map(|(at, word)| {
+                let odd_before = 0u64.wrapping_sub(odd_before >> at & 1);
+                u64::from((up_to(u64::from_le_bytes(*word)) ^ odd_before).count_ones())
             })
             .sum::<u64>();
+        *before = odd_up_to >> (block.len() - 1) & 1;
     }
     count
+}
+
+/// For each bit whether an odd number is set of those up to and including it.
+#[inline(always)]
+fn up_to(mut bits: u64) -> u64 {
+    for distance in [1, 2, 4, 8, 16, 32] {
+        bits ^= bits << distance;
+    }
+    bits
 }

@@ -20,17 +20,12 @@ pub(super) fn sweep<const WRITE: bool>(
 ) -> Option<(Checked, Extent)> {
     let longest = limits.small_max_bytes.min(limits.tile_bytes);
     let first = ranges.first().map_or(0, destination::<WRITE>);
-    // The loops tell less from greater by the sign of a difference.
-    let halves = [local.start, local.len, remote.start, remote.len, longest];
-    if halves.into_iter().any(|value| value > i64::MAX as u64) {
-        return None;
-    }
-    let bounds = Bounds { local, remote, longest, first };
-    let mut swept = Swept { low: i64::MAX, ..Swept::default() };
+    let bounds = Bounds { local, remote, longest };
+    let mut swept = Swept::new(first);
     let mut marker: Option<Marker<'_>> = None;
     let mut start = 0;
     for block in ranges.chunks(BLOCK) {
-        sweep_block::<WRITE>(block, &bounds, &mut swept, marker.as_mut());
+        sweep_block::<WRITE>(block, &mut swept, marker.as_mut());
         // Merging is worth while only where neighbours are common, so the first block tells. The
         // order matters as long as it ascends; a scattered list shows at once that it does not.
         if swept.descends >= 0 {
@@ -44,21 +39,21 @@ pub(super) fn sweep<const WRITE: bool>(
                 return None;
             }
         }
-        if swept.outside < 0 {
+        if !swept.is_within(&bounds) {
             return None;
         }
         if start == 0 && ranges.len() >= FEWEST_TO_MARK && swept.scattered(block.len()) {
-            marker = marks
-                .take()
-                .and_then(|marks| Marker::new(ranges.len(), first, &swept.extent(), marks));
+            marker = marks.take().and_then(|marks| {
+                Marker::new(ranges.len(), first, &swept.extent::<WRITE>(), marks)
+            });
             if marker.is_some() {
                 // Once more, for the marks alone.
-                sweep_block::<WRITE>(block, &bounds, &mut Swept::default(), marker.as_mut());
+                sweep_block::<WRITE>(block, &mut Swept::new(first), marker.as_mut());
             }
         }
         start += block.len();
     }
-    let mut extent = swept.extent();
+    let mut extent = swept.extent::<WRITE>();
     extent.overlap = marker.and_then(|marker| marker.finish(&extent));
     Some((Checked { bytes: extent.bytes, small: ranges.len(), large: 0, plain: true }, extent))
 }
@@ -68,35 +63,65 @@ struct Bounds {
     local: Window,
     remote: Window,
     longest: u64,
-    /// The first destination.
-    first: u64,
 }
 
-/// What the loops gather. Negative means yes where a field says so: a sign is or-ed from a
-/// difference without a comparison, which not every processor has for vectors.
-#[derive(Debug, Default)]
+/// What the loops gather. Addresses and lengths are signed: the least and the most of those are found
+/// by every processor that has vectors.
+#[derive(Debug)]
 struct Swept {
-    /// Negative: a range is empty, too long, or leaves its window.
-    outside: i64,
+    /// The first destination.
+    first: u64,
+    /// Negative: a range is empty, or ends beyond what a sign leaves room for.
+    strange: i64,
     /// Negative: a destination begins before the end of the one before.
     descends: i64,
     union: u64,
     longest: i64,
-    low: i64,
-    high: i64,
+    local: Span,
+    remote: Span,
     bytes: u64,
 }
 
+/// The lowest and the highest address of one side.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    low: i64,
+    high: i64,
+}
+
+impl Span {
+    const NOTHING: Self = Self { low: i64::MAX, high: 0 };
+
+    /// Of a list that is not strange, and a window of which `sweep` saw that it is not.
+    fn is_within(self, window: Window) -> bool {
+        let (start, len) = (window.start as i64, window.len as i64);
+        self.low >= start && self.high - start <= len
+    }
+}
+
 impl Swept {
-    fn extent(&self) -> Extent {
-        let Self { union, longest, low, high, descends, bytes, .. } = *self;
+    fn new(first: u64) -> Self {
+        let (local, remote) = (Span::NOTHING, Span::NOTHING);
+        Self { first, strange: 0, descends: 0, union: 0, longest: 0, local, remote, bytes: 0 }
+    }
+
+    /// Whether every range so far keeps to the bounds. There is one.
+    fn is_within(&self, bounds: &Bounds) -> bool {
+        self.strange >= 0
+            && self.longest as u64 <= bounds.longest
+            && self.local.is_within(bounds.local)
+            && self.remote.is_within(bounds.remote)
+    }
+
+    fn extent<const WRITE: bool>(&self) -> Extent {
+        let Span { low, high } = if WRITE { self.remote } else { self.local };
         Extent {
             low: low as u64,
             high: high as u64,
-            union,
-            longest: longest as u64,
-            bytes,
-            ascending: descends >= 0,
+            union: self.union,
+            longest: self.longest as u64,
+            bytes: self.bytes,
+            ascending: self.descends >= 0,
             overlap: None,
         }
     }
@@ -109,67 +134,59 @@ impl Swept {
 
 fn sweep_block<const WRITE: bool>(
     block: &[Range],
-    bounds: &Bounds,
     swept: &mut Swept,
     marker: Option<&mut Marker<'_>>,
 ) {
     match (marker, WRITE) {
-        (None, true) => sweep_writes(block, bounds, swept),
-        (None, false) => sweep_reads(block, bounds, swept),
+        (None, true) => sweep_writes(block, swept),
+        (None, false) => sweep_reads(block, swept),
         (Some(marker), true) => {
-            marker.mark(block.len(), |room| sweep_writes_into(block, bounds, swept, room))
+            marker.mark(block.len(), |room| sweep_writes_into(block, swept, room))
         }
         (Some(marker), false) => {
-            marker.mark(block.len(), |room| sweep_reads_into(block, bounds, swept, room))
+            marker.mark(block.len(), |room| sweep_reads_into(block, swept, room))
         }
     }
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
-fn sweep_writes(block: &[Range], bounds: &Bounds, swept: &mut Swept) {
-    sweep_loop::<true>(block, bounds, swept, None);
+fn sweep_writes(block: &[Range], swept: &mut Swept) {
+    sweep_loop::<true>(block, swept, None);
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
-fn sweep_reads(block: &[Range], bounds: &Bounds, swept: &mut Swept) {
-    sweep_loop::<false>(block, bounds, swept, None);
+fn sweep_reads(block: &[Range], swept: &mut Swept) {
+    sweep_loop::<false>(block, swept, None);
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
-fn sweep_writes_into(block: &[Range], bounds: &Bounds, swept: &mut Swept, room: Room<'_>) {
-    sweep_loop::<true>(block, bounds, swept, Some(room));
+fn sweep_writes_into(block: &[Range], swept: &mut Swept, room: Room<'_>) {
+    sweep_loop::<true>(block, swept, Some(room));
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
-fn sweep_reads_into(block: &[Range], bounds: &Bounds, swept: &mut Swept, room: Room<'_>) {
-    sweep_loop::<false>(block, bounds, swept, Some(room));
+fn sweep_reads_into(block: &[Range], swept: &mut Swept, room: Room<'_>) {
+    sweep_loop::<false>(block, swept, Some(room));
 }
 
 /// With room for the ends of none or of all ranges.
 #[inline(always)]
-fn sweep_loop<const WRITE: bool>(
-    block: &[Range],
-    bounds: &Bounds,
-    swept: &mut Swept,
-    room: Option<Room<'_>>,
-) {
-    let &Bounds { local, remote, longest: limit, first } = bounds;
-    let Swept { descends, mut union, mut longest, mut low, mut high, mut bytes, .. } = *swept;
-    let mut outside = 0;
+fn sweep_loop<const WRITE: bool>(block: &[Range], swept: &mut Swept, room: Option<Room<'_>>) {
+    let &mut Swept { first, descends, .. } = swept;
+    let Swept { mut strange, mut union, mut longest, mut local, mut remote, mut bytes, .. } =
+        *swept;
     let mut sweep = |range: &Range| {
-        let here = range.local.wrapping_sub(local.start);
-        let there = range.remote.wrapping_sub(remote.start);
-        let (left_here, left_there) =
-            (local.len.wrapping_sub(here), remote.len.wrapping_sub(there));
-        // In this order no difference wraps without one before it being negative.
-        outside |= range.len.wrapping_sub(1) | limit.wrapping_sub(range.len);
-        outside |= here | left_here | left_here.wrapping_sub(range.len);
-        outside |= there | left_there | left_there.wrapping_sub(range.len);
-        let start = destination::<WRITE>(range);
-        union |= start.wrapping_sub(first) | range.len;
+        let local_end = range.local.wrapping_add(range.len) as i64;
+        let remote_end = range.remote.wrapping_add(range.len) as i64;
+        // Where neither address nor length is negative, their sum is if it wraps. Whether an address
+        // is, the lowest of them tells.
+        strange |= range.len.wrapping_sub(1) as i64 | local_end | remote_end;
+        local.low = local.low.min(range.local as i64);
+        local.high = local.high.max(local_end);
+        remote.low = remote.low.min(range.remote as i64);
+        remote.high = remote.high.max(remote_end);
+        union |= destination::<WRITE>(range).wrapping_sub(first) | range.len;
         longest = longest.max(range.len as i64);
-        low = low.min(start as i64);
-        high = high.max(start.wrapping_add(range.len) as i64);
         bytes = bytes.wrapping_add(range.len);
     };
     match room {
@@ -181,8 +198,7 @@ fn sweep_loop<const WRITE: bool>(
             }
         }
     }
-    let outside = swept.outside | outside as i64;
-    *swept = Swept { outside, descends, union, longest, low, high, bytes };
+    *swept = Swept { first, strange, descends, union, longest, local, remote, bytes };
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]

@@ -1,0 +1,116 @@
+//! What has ended and what still runs: giving back what was held, waits, and whether the device works.
+
+use std::time::{Duration, Instant};
+
+use super::{CHECK, Gate, GpuQueue, Open, SPIN};
+use crate::driver::Driver;
+use crate::error::{Error, Result};
+use crate::queue::Completions;
+
+impl<D: Driver> GpuQueue<D> {
+    /// Gives back what finished submissions held. Makes no driver call.
+    pub(super) fn reap(&mut self) {
+        while let Some(front) = self.in_flight.front() {
+            if !self.words.done(front.ticket) {
+                break;
+            }
+            let done = self.in_flight.pop_front().expect("the front was just looked at");
+            self.end_event(done.ticket, done.end);
+            for _ in 0..done.slots {
+                self.free_oldest_slot();
+            }
+            self.free_words.push(done.ticket);
+        }
+        let mut index = 0;
+        while let Some(gated) = self.gated.get(index) {
+            if !self.words.done(gated.ticket) {
+                index += 1;
+                continue;
+            }
+            let done = self.gated.swap_remove(index);
+            self.end_event(done.ticket, done.end);
+            self.free_words.push(done.ticket);
+            if let Some(gate) = done.gate {
+                self.close_gate(gate);
+            }
+        }
+    }
+
+    pub(super) fn close_gate(&mut self, gate: Gate<D>) {
+        self.idle_events.push(gate.event);
+        self.idle_gate_streams.push(gate.stream);
+        self.idle_gate_streams.extend(gate.second);
+        for slot in gate.slots {
+            self.free_slot(slot);
+            self.gated_slots -= 1;
+        }
+    }
+
+    /// Polls until `ready`. Vendors offer no wait with a deadline, so this gives up the processor
+    /// between polls once the wait is longer than a launch takes. Inside the scope.
+    pub(super) fn wait_until(
+        &mut self,
+        open: &mut Open<D>,
+        ready: impl Fn(&Self, &Open<D>) -> bool,
+    ) -> Result<()> {
+        if ready(self, open) {
+            return Ok(());
+        }
+        let start = Instant::now();
+        let mut checked = start;
+        loop {
+            self.reap_slots(open)?;
+            if ready(self, open) {
+                return Ok(());
+            }
+            if start.elapsed() < SPIN {
+                std::hint::spin_loop();
+                continue;
+            }
+            std::thread::sleep(Duration::from_micros(20));
+            if checked.elapsed() > CHECK {
+                checked = Instant::now();
+                self.ask()?;
+            }
+        }
+    }
+
+    /// Whether the device works and moves on. Inside the scope.
+    pub(super) fn ask(&mut self) -> Result<()> {
+        self.reap();
+        let driver = &self.device.driver;
+        let now = Instant::now();
+        let mut longest = Duration::ZERO;
+        match self.in_flight.front() {
+            None => self.waiting = None,
+            Some(front) => {
+                driver.fired(front.end)?;
+                let since = match self.waiting {
+                    Some((ticket, since)) if ticket == front.ticket => since,
+                    _ => now,
+                };
+                self.waiting = Some((front.ticket, since));
+                longest = now.duration_since(since);
+            }
+        }
+        for gated in &mut self.gated {
+            let Some(gate) = &mut gated.gate else { continue };
+            if gate.open_since.is_none() && driver.fired(gate.event)? {
+                gate.open_since = Some(now);
+            }
+            longest = longest.max(gate.open_since.map_or(Duration::ZERO, |since| now - since));
+        }
+        if longest < self.options.stall_timeout {
+            return Ok(());
+        }
+        Err(Error::Stalled { device: driver.info().to_string(), waited: longest })
+    }
+
+    pub(super) fn lose(&mut self, error: &Error) {
+        if self.lost.is_none() {
+            let in_flight = self.in_flight.len() + self.gated.len();
+            tracing::error!(%error, in_flight, "device lost; its unfinished work will never count as complete");
+            self.lost = Some(error.clone());
+        }
+    }
+}
