@@ -38,8 +38,8 @@ void install(TransferEngine& engine, const kvferry_mooncake_options& options) {
     auto* tcp = TransferEngineImplTestPeer::tcp(engine);
     if (!tcp)
         throw std::runtime_error(
-            "the engine has no transport \"tcp\": initialise it and install that first (and use the "
-            "classic engine, not TENT)");
+            "the engine has no transport \"tcp\": initialise it and install that before (TENT, the newer "
+            "engine, has none of this kind)");
     if (dynamic_cast<KvferryTransport*>(tcp->get()))
         throw std::runtime_error("kvferry is installed already");
     const auto metadata = engine.getMetadata();
@@ -65,7 +65,8 @@ int kvferry_mooncake_install(void* engine, const kvferry_mooncake_options* optio
                              size_t size) {
     try {
         if (!engine) throw std::runtime_error("there is no engine");
-        install(*static_cast<TransferEngine*>(engine), options ? *options : kvferry_mooncake_options{});
+        install(*static_cast<TransferEngine*>(engine),
+                options ? *options : kvferry_mooncake_options{});
         return 0;
     } catch (const std::exception& failure) {
         if (error && size) {

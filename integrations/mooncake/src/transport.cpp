@@ -158,15 +158,18 @@ KvferryTransport::Group KvferryTransport::group(SegmentID target_id) const {
 void KvferryTransport::submit(Group& group) {
     const size_t count = group.requests.size();
     kvferry_status status = KVFERRY_OK;
-    // Twice, since a peer that was restarted is found again.
+    // Twice: a peer that was restarted is found again, and so is one that another thread forgot.
     for (int attempt = 0; attempt < 2; attempt++) {
         status = engine_.target(group.peer, group.version, &group.target);
         if (status != KVFERRY_OK) break;
         for (auto& request : group.requests) request.target = group.target;
         status = submit(group, 0, count);
         if (status == KVFERRY_OK) return;
-        if (status != KVFERRY_PEER_LOST) break;
-        engine_.forget(group.peer, group.target);
+        if (status == KVFERRY_PEER_LOST) {
+            engine_.forget(group.peer, group.target);
+        } else if (status != KVFERRY_NOT_FOUND) {
+            break;
+        }
     }
     LOG(ERROR) << "kvferry: cannot submit " << count << " requests to " << group.peer << ": "
                << last_error(engine_.api());

@@ -11,13 +11,12 @@ namespace {
 
 class HostMemory final : public Memory {
    public:
-    explicit HostMemory(size_t size) : size_(size), bytes_(new uint8_t[size]) {}
+    explicit HostMemory(size_t size) : bytes_(new uint8_t[size]) {}
     uint64_t address() const override { return reinterpret_cast<uint64_t>(bytes_.get()); }
     void put(const Bytes& bytes) override { std::memcpy(bytes_.get(), bytes.data(), bytes.size()); }
-    Bytes get() const override { return Bytes(bytes_.get(), bytes_.get() + size_); }
+    Bytes get(size_t size) const override { return Bytes(bytes_.get(), bytes_.get() + size); }
 
    private:
-    size_t size_;
     std::unique_ptr<uint8_t[]> bytes_;
 };
 
@@ -60,7 +59,7 @@ class Cuda {
 
 class CudaMemory final : public Memory {
    public:
-    CudaMemory(int ordinal, size_t size) : cuda_(ordinal), size_(size) {
+    CudaMemory(int ordinal, size_t size) : cuda_(ordinal) {
         Cuda::check(cuda_.allocate(&address_, size), "cuMemAlloc");
     }
     ~CudaMemory() override { cuda_.free(address_); }
@@ -68,15 +67,14 @@ class CudaMemory final : public Memory {
     void put(const Bytes& bytes) override {
         Cuda::check(cuda_.to_device(address_, bytes.data(), bytes.size()), "cuMemcpyHtoD");
     }
-    Bytes get() const override {
-        Bytes bytes(size_);
-        Cuda::check(cuda_.to_host(bytes.data(), address_, size_), "cuMemcpyDtoH");
+    Bytes get(size_t size) const override {
+        Bytes bytes(size);
+        Cuda::check(cuda_.to_host(bytes.data(), address_, size), "cuMemcpyDtoH");
         return bytes;
     }
 
    private:
     Cuda cuda_;
-    size_t size_;
     uint64_t address_ = 0;
 };
 

@@ -14,8 +14,9 @@ class Memory {
    public:
     virtual ~Memory() = default;
     virtual uint64_t address() const = 0;
+    /// Its first bytes.
     virtual void put(const Bytes& bytes) = 0;
-    virtual Bytes get() const = 0;
+    virtual Bytes get(size_t size) const = 0;
 };
 
 /// `device` is "host" or "cuda:N". Throws std::runtime_error.

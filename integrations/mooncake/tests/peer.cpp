@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
@@ -73,6 +74,9 @@ Outcome finish(TransferEngine& engine, mooncake::BatchID batch, size_t count) {
         TransferStatus again{};
         CHECK_THAT(engine.getTransferStatus(batch, task, again).ok());
         CHECK_THAT(again.s == outcome.states[task]);
+        const auto& ended = mooncake::Transport::toBatchDesc(batch).task_list[task];
+        CHECK_THAT(ended.slice_count == 1);
+        CHECK_THAT(ended.success_slice_count + ended.failed_slice_count == 1);
     }
     CHECK_THAT(engine.freeBatchID(batch).ok());
     return outcome;
@@ -115,7 +119,9 @@ Peer::~Peer() {
     waitpid(process_, nullptr, 0);
 }
 
-void Peer::fill(uint64_t seed) { ask("fill " + std::to_string(seed)); }
+void Peer::fill(uint64_t seed, size_t size) {
+    ask("fill " + std::to_string(seed) + ' ' + std::to_string(size));
+}
 
 bool Peer::holds(uint64_t seed, const std::string& shape, uint64_t layout, uint64_t source) {
     std::ostringstream line;
@@ -146,40 +152,41 @@ std::string Peer::ask(const std::string& line) {
 int peer_main(Kind kind, const Options& options, size_t size) {
     const auto shapes = read_shapes(options.shapes);
     auto engine = start(kind, options);
-    const auto memory = allocate(options.device, size);
-    const auto pointer = [](uint64_t address) { return reinterpret_cast<void*>(address); };
-    CHECK_THAT(engine->registerLocalMemory(pointer(memory->address()), size, options.device) == 0);
-    std::cout << engine->getLocalIpAndPort() << ' ' << memory->address() << std::endl;
-    std::map<uint64_t, std::unique_ptr<Memory>> more;
+    const Registered local(*engine, options.device, size);
+    const auto& memory = local.memory;
+    std::cout << engine->getLocalIpAndPort() << ' ' << local.address() << std::endl;
+    std::map<uint64_t, std::unique_ptr<Registered>> more;
     for (std::string line; std::getline(std::cin, line);) {
         std::istringstream words(line);
         std::string command;
         words >> command;
         if (command == "fill") {
             uint64_t seed = 0;
-            words >> seed;
-            memory->put(pattern(seed, size));
+            size_t extent = 0;
+            words >> seed >> extent;
+            memory->put(pattern(seed, extent));
             std::cout << "done" << std::endl;
         } else if (command == "holds") {
             uint64_t seed = 0, place = 0, source = 0;
             std::string id;
             words >> seed >> id >> place >> source;
-            auto expected = pattern(seed, size);
-            for (const auto& shape : shapes)
-                if (shape.id == id) apply(layout(shape, place), pattern(source, size), expected);
-            std::cout << (memory->get() == expected ? "yes" : "no") << std::endl;
+            const auto shape = std::find_if(shapes.begin(), shapes.end(),
+                                            [&](const Shape& shape) { return shape.id == id; });
+            CHECK_THAT(shape != shapes.end());
+            const auto extent = shape->extent();
+            auto expected = pattern(seed, extent);
+            apply(layout(*shape, place), pattern(source, extent), expected);
+            std::cout << (memory->get(extent) == expected ? "yes" : "no") << std::endl;
         } else if (command == "register") {
             size_t bytes = 0;
             words >> bytes;
-            auto buffer = allocate(options.device, bytes);
-            const auto address = buffer->address();
-            more.emplace(address, std::move(buffer));
-            CHECK_THAT(engine->registerLocalMemory(pointer(address), bytes, options.device) == 0);
-            std::cout << address << std::endl;
+            auto buffer = std::make_unique<Registered>(*engine, options.device, bytes);
+            std::cout << buffer->address() << std::endl;
+            more.emplace(buffer->address(), std::move(buffer));
         } else if (command == "unregister") {
             uint64_t address = 0;
             words >> address;
-            CHECK_THAT(engine->unregisterLocalMemory(pointer(address)) == 0);
+            CHECK_THAT(more.erase(address) == 1);
             std::cout << "done" << std::endl;
         } else {
             fail("no such command: " + line);

@@ -37,6 +37,21 @@ const char* name_of(Kind kind);
 /// An engine that is ready for memory.
 std::unique_ptr<mooncake::TransferEngine> start(Kind kind, const Options& options);
 
+inline void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
+
+/// Memory that is registered while it lives.
+struct Registered {
+    Registered(mooncake::TransferEngine& engine, const std::string& device, size_t size)
+        : engine(engine), memory(allocate(device, size)) {
+        CHECK_THAT(engine.registerLocalMemory(pointer(address()), size, device) == 0);
+    }
+    ~Registered() { CHECK_THAT(engine.unregisterLocalMemory(pointer(address())) == 0); }
+    uint64_t address() const { return memory->address(); }
+
+    mooncake::TransferEngine& engine;
+    std::unique_ptr<Memory> memory;
+};
+
 struct Outcome {
     std::vector<mooncake::TransferStatusEnum> states;
     double seconds;
@@ -44,14 +59,15 @@ struct Outcome {
     bool all(mooncake::TransferStatusEnum state) const;
 };
 
-/// One batch, from the submission until every task has ended; it is then freed. Asks twice for
-/// every status, and both must be the same.
+/// One batch, from the submission until every task has ended; it is then freed.
 Outcome transfer(mooncake::TransferEngine& engine,
                  const std::vector<mooncake::TransferRequest>& requests);
 
-/// A batch that was submitted.
+/// Submits a batch, and spoils the list that it was submitted from.
 mooncake::BatchID submit(mooncake::TransferEngine& engine,
                          const std::vector<mooncake::TransferRequest>& requests);
+/// Polls until every task has ended, asks for each again, which must not change anything, sees that
+/// each ended once, and frees the batch. It has no seconds.
 Outcome finish(mooncake::TransferEngine& engine, mooncake::BatchID batch, size_t count);
 
 /// Another process with an engine and registered memory, which does what it is told.
@@ -64,9 +80,10 @@ class Peer {
     const std::string& name() const { return name_; }
     uint64_t address() const { return address_; }
 
-    /// Fills its memory with a pattern.
-    void fill(uint64_t seed);
-    /// Whether its memory is this pattern with a shape's pieces of another one laid over.
+    /// Fills so much of its memory with a pattern.
+    void fill(uint64_t seed, size_t size);
+    /// Whether its memory is, as far as a shape's layout goes, this pattern with the pieces of
+    /// another one laid over.
     bool holds(uint64_t seed, const std::string& shape, uint64_t layout, uint64_t source);
     /// Registers one more buffer of this size, and returns its address.
     uint64_t register_more(size_t size);

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <iostream>
+#include <thread>
 
 #include "kvferry.h"
 #include "kvferry_mooncake.h"
@@ -27,8 +28,6 @@ namespace {
 constexpr int kRounds = 3;
 constexpr size_t kSmall = 1 << 20;
 
-void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
-
 TransferRequest request(TransferRequest::OpCode opcode, uint64_t source, uint64_t segment,
                         uint64_t offset, size_t length) {
     TransferRequest request{};
@@ -39,19 +38,6 @@ TransferRequest request(TransferRequest::OpCode opcode, uint64_t source, uint64_
     request.length = length;
     return request;
 }
-
-/// Memory that is registered while it lives.
-struct Registered {
-    Registered(TransferEngine& engine, const std::string& device, size_t size)
-        : engine(engine), memory(allocate(device, size)) {
-        CHECK_THAT(engine.registerLocalMemory(pointer(address()), size, device) == 0);
-    }
-    ~Registered() { CHECK_THAT(engine.unregisterLocalMemory(pointer(address())) == 0); }
-    uint64_t address() const { return memory->address(); }
-
-    TransferEngine& engine;
-    std::unique_ptr<Memory> memory;
-};
 
 const char* name_of_path(uint32_t path) {
     static const char* names[] = {"none",   "kernel", "dma",        "mixed",
@@ -73,19 +59,21 @@ std::string paths(TransferEngine& engine, std::vector<uint64_t>& before) {
     return moved.empty() ? "mooncake tcp" : moved.insert(0, "kvferry ");
 }
 
-/// Every shape, in both directions, with every byte of the destination compared.
-void move_shapes(Kind here, Kind there, const Options& options) {
+/// Every shape, in both directions, with every byte of the destination compared. The other end is
+/// memory of the device of the options.
+void move_shapes(Kind here, const std::string& device, Kind there, const Options& options) {
     const auto shapes = read_shapes(options.shapes);
     size_t size = 0;
     for (const auto& shape : shapes) size = std::max<size_t>(size, shape.extent());
     auto engine = start(here, options);
-    Registered local(*engine, options.device, size);
+    Registered local(*engine, device, size);
     Peer peer(there, options, size);
     const auto segment = engine->openSegment(peer.name());
     CHECK_THAT(segment != static_cast<uint64_t>(-1));
     std::vector<uint64_t> moved;
     uint64_t seed = 1;
     for (const auto& shape : shapes) {
+        const auto extent = shape.extent();
         for (const auto opcode : {TransferRequest::WRITE, TransferRequest::READ}) {
             const bool writes = opcode == TransferRequest::WRITE;
             double best = 1e9;
@@ -98,23 +86,24 @@ void move_shapes(Kind here, Kind there, const Options& options) {
                         opcode, local.address() + (writes ? piece.source : piece.destination),
                         segment, peer.address() + (writes ? piece.destination : piece.source),
                         piece.length));
-                local.memory->put(pattern(writes ? source : background, size));
-                peer.fill(writes ? background : source);
+                local.memory->put(pattern(writes ? source : background, extent));
+                peer.fill(writes ? background : source, extent);
                 const auto outcome = transfer(*engine, requests);
                 CHECK_THAT(outcome.all(TransferStatusEnum::COMPLETED));
                 if (writes) {
                     CHECK_THAT(peer.holds(background, shape.id, place, source));
                 } else {
-                    auto expected = pattern(background, size);
-                    apply(pieces, pattern(source, size), expected);
-                    CHECK_THAT(local.memory->get() == expected);
+                    auto expected = pattern(background, extent);
+                    apply(pieces, pattern(source, extent), expected);
+                    CHECK_THAT(local.memory->get(extent) == expected);
                 }
                 best = std::min(best, outcome.seconds);
             }
             const auto path = paths(*engine, moved);
             CHECK_THAT((path == "mooncake tcp") == (here == Kind::Stock || there == Kind::Stock));
-            printf("| %s | %s | %s | %s | %.2f | %.2f | %s |\n", shape.id.c_str(),
-                   writes ? "write" : "read", name_of(here), name_of(there), best * 1e3,
+            printf("| %s | %s | %s, %s | %s, %s | %.2f | %.2f | %s |\n", shape.id.c_str(),
+                   writes ? "write" : "read", name_of(here), device.c_str(), name_of(there),
+                   options.device.c_str(), best * 1e3,
                    static_cast<double>(shape.bytes()) / best / 1e9, path.c_str());
             fflush(stdout);
         }
@@ -187,11 +176,11 @@ void two_engines_of_one_process_reach_each_other_and_themselves(const Options& o
     const auto all = transfer(*one, {request(TransferRequest::WRITE, source.address(), segment,
                                              target.address(), kSmall)});
     CHECK_THAT(all.all(TransferStatusEnum::COMPLETED));
-    CHECK_THAT(target.memory->get() == bytes);
+    CHECK_THAT(target.memory->get(kSmall) == bytes);
     const auto own = transfer(*one, {request(TransferRequest::WRITE, source.address(), 0,
                                              source.address() + kSmall / 2, kSmall / 2)});
     CHECK_THAT(own.all(TransferStatusEnum::COMPLETED));
-    const auto now = source.memory->get();
+    const auto now = source.memory->get(kSmall);
     CHECK_THAT(std::equal(now.begin(), now.begin() + kSmall / 2, now.begin() + kSmall / 2));
 }
 
@@ -209,6 +198,65 @@ void a_batch_to_several_peers_is_each_peer_s_own(const Options& options) {
     const auto outcome = transfer(*engine, requests);
     using enum mooncake::Transport::TransferStatusEnum;
     CHECK_THAT((outcome.states == std::vector{COMPLETED, FAILED, COMPLETED, COMPLETED}));
+}
+
+/// Each thread has batches of its own, to both peers at once; what one of them writes is read back.
+void threads_share_an_engine(const Options& options) {
+    constexpr size_t threads = 4, batches = 50, pieces = 16, length = 1024;
+    auto engine = start(Kind::Kvferry, options);
+    Registered local(*engine, options.device, kSmall);
+    Registered back(*engine, options.device, kSmall);
+    Peer one(Kind::Kvferry, options, kSmall), two(Kind::Kvferry, options, kSmall);
+    local.memory->put(pattern(1, kSmall));
+    back.memory->put(pattern(2, kSmall));
+    const auto work = [&](size_t thread) {
+        for (size_t batch = 0; batch < batches; batch++) {
+            for (const auto opcode : {TransferRequest::WRITE, TransferRequest::READ}) {
+                std::vector<TransferRequest> requests;
+                for (size_t piece = 0; piece < pieces; piece++) {
+                    const auto& peer = piece % 2 ? one : two;
+                    const auto& memory = opcode == TransferRequest::WRITE ? local : back;
+                    const auto at = (thread * pieces + piece) * length;
+                    requests.push_back(request(opcode, memory.address() + at,
+                                               engine->openSegment(peer.name()),
+                                               peer.address() + at, length));
+                }
+                CHECK_THAT(transfer(*engine, requests).all(TransferStatusEnum::COMPLETED));
+            }
+        }
+    };
+    std::vector<std::thread> running;
+    for (size_t thread = 0; thread < threads; thread++) running.emplace_back(work, thread);
+    for (auto& thread : running) thread.join();
+    auto expected = pattern(2, kSmall);
+    apply({{0, 0, threads * pieces * length}}, pattern(1, kSmall), expected);
+    CHECK_THAT(back.memory->get(kSmall) == expected);
+}
+
+/// As many threads poll the same tasks; each task ends once all the same.
+void threads_share_a_batch(const Options& options) {
+    constexpr size_t pieces = 64, length = kSmall / pieces;
+    auto engine = start(Kind::Kvferry, options);
+    Registered local(*engine, options.device, kSmall);
+    Peer peer(Kind::Kvferry, options, kSmall);
+    std::vector<TransferRequest> requests;
+    for (size_t piece = 0; piece < pieces; piece++)
+        requests.push_back(request(TransferRequest::WRITE, local.address() + piece * length,
+                                   engine->openSegment(peer.name()),
+                                   peer.address() + piece * length, length));
+    for (int round = 0; round < 50; round++) {
+        const auto batch = submit(*engine, requests);
+        std::vector<std::thread> polling;
+        for (int thread = 0; thread < 4; thread++)
+            polling.emplace_back([&] {
+                mooncake::TransferStatus status{};
+                do CHECK_THAT(engine->getBatchTransferStatus(batch, status).ok());
+                while (status.s == TransferStatusEnum::WAITING);
+                CHECK_THAT(status.s == TransferStatusEnum::COMPLETED);
+            });
+        for (auto& thread : polling) thread.join();
+        CHECK_THAT(finish(*engine, batch, pieces).all(TransferStatusEnum::COMPLETED));
+    }
 }
 
 /// Host memory that nobody can map crosses a socket, so a stopped peer leaves it in flight.
@@ -270,13 +318,16 @@ void without_the_library_the_engine_stays_as_it_was(const Options& options) {
 
 int check(const Options& options) {
     const bool on_host = options.device == "host";
-    printf("| shape | op | from | to | best ms | GB/s | moved by |\n|---|---|---|---|---|---|---|\n");
-    move_shapes(Kind::Kvferry, Kind::Kvferry, options);
-    // Stock engines without a GPU library read and write host memory only.
+    printf("| shape | op | engine | peer | best ms | GB/s | moved by |\n");
+    printf("|---|---|---|---|---|---|---|\n");
+    move_shapes(Kind::Kvferry, options.device, Kind::Kvferry, options);
+    // kvferry serves a GPU's memory to stock engines, which here have only the host's.
+    move_shapes(Kind::Stock, "host", Kind::Kvferry, options);
     if (on_host) {
-        move_shapes(Kind::Kvferry, Kind::Stock, options);
-        move_shapes(Kind::Stock, Kind::Kvferry, options);
-        move_shapes(Kind::Stock, Kind::Stock, options);
+        move_shapes(Kind::Kvferry, "host", Kind::Stock, options);
+        move_shapes(Kind::Stock, "host", Kind::Stock, options);
+    } else {
+        move_shapes(Kind::Kvferry, "host", Kind::Kvferry, options);
     }
     int passed = 1;
     const auto run = [&](const char* name, void (*test)(const Options&)) {
@@ -289,6 +340,8 @@ int check(const Options& options) {
     RUN(an_unknown_address_fails_alone);
     RUN(memory_comes_and_goes);
     RUN(two_engines_of_one_process_reach_each_other_and_themselves);
+    RUN(threads_share_an_engine);
+    RUN(threads_share_a_batch);
     if (on_host) {
         RUN(a_batch_to_several_peers_is_each_peer_s_own);
         RUN(a_peer_that_is_killed_in_flight_fails_its_tasks_once);
