@@ -38,8 +38,8 @@ void install(TransferEngine& engine, const kvferry_mooncake_options& options) {
     auto* tcp = TransferEngineImplTestPeer::tcp(engine);
     if (!tcp)
         throw std::runtime_error(
-            "the engine has no transport \"tcp\": initialise it and install that before (TENT, the newer "
-            "engine, has none of this kind)");
+            "the engine has no transport \"tcp\": initialise it and install that before (TENT, the "
+            "newer engine, has none of this kind)");
     if (dynamic_cast<KvferryTransport*>(tcp->get()))
         throw std::runtime_error("kvferry is installed already");
     const auto metadata = engine.getMetadata();

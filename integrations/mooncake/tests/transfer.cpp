@@ -1,6 +1,7 @@
 // Moves R1 to R6 between real transfer engines of Mooncake's, with kvferry and without, and breaks
 // things on the way.
-//   transfer check LIBRARY SHAPES [DEVICE]     everything; DEVICE is "host" (default) or "cuda:N"
+//   transfer shapes LIBRARY SHAPES [DEVICE]     moves; DEVICE is "host" (default) or "cuda:N"
+//   transfer faults LIBRARY SHAPES [DEVICE]     breaks
 //   transfer peer LIBRARY SHAPES DEVICE KIND BYTES     the other process
 #include <signal.h>
 #include <unistd.h>
@@ -291,6 +292,11 @@ void a_peer_that_is_killed_in_flight_fails_its_tasks_once(const Options& options
 void without_the_library_the_engine_stays_as_it_was(const Options& options) {
     auto engine = start(Kind::Stock, options);
     const auto* before = engine->getTransport("tcp");
+    const auto port = [](TransferEngine& engine) {
+        const auto id = mooncake::LOCAL_SEGMENT_ID;
+        return engine.getMetadata()->getSegmentDescByID(id)->tcp_data_port;
+    };
+    const auto port_before = port(*engine);
     const kvferry_mooncake_options absent{"/nowhere/libkvferry.so", nullptr, nullptr};
     const kvferry_mooncake_options wrong{options.library.c_str(), "abacus:0", nullptr};
     const kvferry_mooncake_options taken{options.library.c_str(), "host", "192.0.2.1:0"};
@@ -299,6 +305,7 @@ void without_the_library_the_engine_stays_as_it_was(const Options& options) {
         CHECK_THAT(kvferry_mooncake_install(engine.get(), refused, why, sizeof why) == -1);
         CHECK_THAT(std::strlen(why) > 10);
         CHECK_THAT(engine->getTransport("tcp") == before);
+        CHECK_THAT(port(*engine) == port_before);
     }
     Peer peer(Kind::Stock, options, kSmall);
     Registered local(*engine, "host", kSmall);
@@ -309,27 +316,33 @@ void without_the_library_the_engine_stays_as_it_was(const Options& options) {
     // Too late, twice, and nothing at all.
     const kvferry_mooncake_options ours{options.library.c_str(), "host", nullptr};
     CHECK_THAT(kvferry_mooncake_install(engine.get(), &ours, nullptr, 0) == -1);
-    auto fresh = start(Kind::Kvferry, options);
+    auto fresh = start(Kind::Stock, options);
+    const auto port_of_mooncake = port(*fresh);
+    CHECK_THAT(kvferry_mooncake_install(fresh.get(), &ours, nullptr, 0) == 0);
+    CHECK_THAT(port(*fresh) != port_of_mooncake);
     CHECK_THAT(kvferry_mooncake_install(fresh.get(), &ours, nullptr, 0) == -1);
     CHECK_THAT(kvferry_mooncake_install(nullptr, &ours, nullptr, 0) == -1);
     TransferEngine empty(false);
     CHECK_THAT(kvferry_mooncake_install(&empty, &ours, nullptr, 0) == -1);
 }
 
-int check(const Options& options) {
-    const bool on_host = options.device == "host";
+void all_shapes(const Options& options) {
     printf("| shape | op | engine | peer | best ms | GB/s | moved by |\n");
     printf("|---|---|---|---|---|---|---|\n");
     move_shapes(Kind::Kvferry, options.device, Kind::Kvferry, options);
     // kvferry serves a GPU's memory to stock engines, which here have only the host's.
     move_shapes(Kind::Stock, "host", Kind::Kvferry, options);
-    if (on_host) {
+    if (options.device == "host") {
         move_shapes(Kind::Kvferry, "host", Kind::Stock, options);
         move_shapes(Kind::Stock, "host", Kind::Stock, options);
     } else {
         move_shapes(Kind::Kvferry, "host", Kind::Kvferry, options);
     }
-    int passed = 1;
+}
+
+/// Returns how many have passed; one that fails ends the process.
+int all_faults(const Options& options) {
+    int passed = 0;
     const auto run = [&](const char* name, void (*test)(const Options&)) {
         test(options);
         printf("ok: %s\n", name);
@@ -342,14 +355,13 @@ int check(const Options& options) {
     RUN(two_engines_of_one_process_reach_each_other_and_themselves);
     RUN(threads_share_an_engine);
     RUN(threads_share_a_batch);
-    if (on_host) {
+    if (options.device == "host") {
         RUN(a_batch_to_several_peers_is_each_peer_s_own);
         RUN(a_peer_that_is_killed_in_flight_fails_its_tasks_once);
         RUN(without_the_library_the_engine_stays_as_it_was);
     }
 #undef RUN
-    printf("%d passed, 0 failed\n", passed);
-    return 0;
+    return passed;
 }
 
 }  // namespace
@@ -366,12 +378,17 @@ int main(int count, char** arguments) {
         options.library = words[2];
         options.shapes = words[3];
         if (count >= 5) options.device = words[4];
-        if (words[1] == "check" && count <= 5) return check(options);
+        if ((words[1] == "shapes" || words[1] == "faults") && count <= 5) {
+            if (words[1] == "shapes") all_shapes(options);
+            const int passed = words[1] == "shapes" ? 1 : all_faults(options);
+            printf("%d passed, 0 failed\n", passed);
+            return 0;
+        }
         if (words[1] == "peer" && count == 7) {
             const auto kind = words[5] == "stock" ? Kind::Stock : Kind::Kvferry;
             return peer_main(kind, options, std::stoull(words[6]));
         }
     }
-    std::cerr << "usage: transfer check LIBRARY SHAPES [host|cuda:N]" << std::endl;
+    std::cerr << "usage: transfer shapes|faults LIBRARY SHAPES [host|cuda:N]" << std::endl;
     return 2;
 }
