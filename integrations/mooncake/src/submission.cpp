@@ -1,0 +1,58 @@
+#include "submission.hpp"
+
+#include <glog/logging.h>
+
+#include <utility>
+
+#include "plugin.hpp"
+
+namespace kvferry {
+
+void Submission::begin(const kvferry_api& api, kvferry_batch batch, std::vector<Slice*> slices,
+                       std::shared_ptr<PathBytes> moved) {
+    auto* submission = new Submission(api, batch, std::move(slices), std::move(moved));
+    for (auto* slice : submission->slices_) {
+        // Of what transports may keep in a slice, the one pointer that is nobody's in particular.
+        slice->ascend_direct.handle = submission;
+        slice->cleanup_callback = given_back;
+    }
+}
+
+Submission::Submission(const kvferry_api& api, kvferry_batch batch, std::vector<Slice*> slices,
+                       std::shared_ptr<PathBytes> moved)
+    : api_(api),
+      batch_(batch),
+      slices_(std::move(slices)),
+      moved_(std::move(moved)),
+      held_(slices_.size()) {}
+
+Submission* Submission::of(const Slice& slice) {
+    if (slice.cleanup_callback != given_back) return nullptr;
+    return static_cast<Submission*>(slice.ascend_direct.handle);
+}
+
+void Submission::given_back(Slice* slice) {
+    auto* submission = static_cast<Submission*>(slice->ascend_direct.handle);
+    if (submission->held_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete submission;
+}
+
+void Submission::advance() {
+    std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || ended_) return;
+    kvferry_batch_status status{};
+    status.struct_size = sizeof status;
+    const auto asked = api_.poll(batch_, &status);
+    if (asked == KVFERRY_OK && status.state == KVFERRY_RUNNING) return;
+    ended_ = true;
+    const bool completed = asked == KVFERRY_OK && status.state == KVFERRY_COMPLETED;
+    if (completed) {
+        moved_->add(status.path, status.bytes);
+    } else {
+        LOG(ERROR) << "kvferry: a transfer of " << slices_.size()
+                   << " requests failed: " << last_error(api_);
+    }
+    api_.release(batch_);
+    for (auto* slice : slices_) completed ? slice->markSuccess() : slice->markFailed();
+}
+
+}  // namespace kvferry
