@@ -227,7 +227,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::open`], [`Error::AuthKey`], and [`Error::System`] for no more threads.
     pub fn open_tcp(&self, name: &str, segment: Segment, address: &str) -> Result<Target> {
-        let session = self.tcp()?.session(name, address, segment.incarnation);
+        let session = self.tcp()?.session(name, address, segment.incarnation)?;
         let mappings = Arc::clone(&self.mappings);
         Target::new(name.to_owned(), segment, Arc::new(NoExports), mappings, Some(session))
     }

@@ -72,7 +72,7 @@ impl Tcp {
         incarnation: Identity,
     ) -> Result<Self> {
         let key = config.auth_key_file.as_deref().map(read_key).transpose()?;
-        let threads = Threads::start(config.tcp_threads)?;
+        let threads = Threads::new(config.tcp_threads);
         let staging = Arc::new(Staging::new(config, devices)?);
         let timeout = config.tcp_status_timeout;
         let limits = Limits {
@@ -102,17 +102,25 @@ impl Tcp {
     }
 
     /// The lanes to that engine at that address; they connect when they have something to do.
-    pub(crate) fn session(&self, peer: &str, address: &str, incarnation: Identity) -> Arc<Session> {
+    ///
+    /// # Errors
+    /// [`Error::System`] if its threads cannot be started.
+    pub(crate) fn session(
+        &self,
+        peer: &str,
+        address: &str,
+        incarnation: Identity,
+    ) -> Result<Arc<Session>> {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.retain(|_, session| session.strong_count() > 0);
         let key = (address.to_owned(), incarnation.0);
         let known = sessions.get(&key).and_then(Weak::upgrade);
         if let Some(session) = known.filter(|session| !session.is_stopped()) {
-            return session;
+            return Ok(session);
         }
-        let session = Session::new(&self.shared, peer, address, incarnation);
+        let session = Session::new(&self.shared, peer, address, incarnation)?;
         sessions.insert(key, Arc::downgrade(&session));
-        session
+        Ok(session)
     }
 
     /// Serves the registry's memory to other engines.

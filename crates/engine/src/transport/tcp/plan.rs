@@ -81,6 +81,7 @@ impl Tcp {
         registry: &Registry,
         parts: &[&Part<'_>],
     ) -> Result<(Planned, Summary)> {
+        self.shared.staging.rouse();
         let mut summary = Summary { bytes: 0, path: Path::None, holds: Holds::default() };
         let mut planned = Vec::with_capacity(parts.len());
         let mut device = 0;
