@@ -7,6 +7,7 @@
 
 mod channel;
 mod cut;
+mod ending;
 mod layout;
 mod plan;
 mod server;
@@ -19,13 +20,15 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use kvferry_device::{Device, Producer};
+use kvferry_device::{Device, Producer, Vendor};
 use kvferry_wire::batch::{Key, Limits};
 use rustix::fs::{Mode, OFlags};
 
+use self::ending::Endings;
 use super::peer::Peer;
 use super::staging::Staging;
 use super::watcher::wait_for;
+use crate::batch::Pending;
 use crate::config::{Config, OverlapCheck};
 use crate::error::{Error, Result};
 use crate::plan::Scratch;
@@ -46,6 +49,7 @@ pub(crate) struct Tcp {
     overlap_check: OverlapCheck,
     /// One for each thread that has ever planned at the same time as others.
     scratches: Mutex<Vec<Scratch>>,
+    endings: Endings,
     _threads: Threads,
 }
 
@@ -97,6 +101,7 @@ impl Tcp {
             sessions: Mutex::default(),
             overlap_check: config.overlap_check,
             scratches: Mutex::default(),
+            endings: Endings::default(),
             _threads: threads,
         })
     }
@@ -139,7 +144,22 @@ impl Tcp {
 
     /// Bytes of pinned memory for staging, with what its queues hold.
     pub(crate) fn pinned_bytes(&self) -> u64 {
-        self.shared.staging.slot_bytes() + self.shared.staging.queue_bytes()
+        let staging = &self.shared.staging;
+        staging.slot_bytes() + staging.queue_bytes() + self.endings.pinned_bytes()
+    }
+
+    /// A submission that ends with the transfer, for streams and other submissions to wait for: of
+    /// the device whose memory it uses or, if that is host memory, of any.
+    ///
+    /// # Errors
+    /// `NotOrderable` if no device can wait for the host.
+    pub(crate) fn ending(&self, peer: &Peer, transfer: &Arc<Transfer>) -> Result<Pending> {
+        let vendor = |device: usize| peer.lane(device).device.info().vendor;
+        let devices = std::iter::once(transfer.device()).chain(0..self.shared.staging.count());
+        let gpu = devices.into_iter().find(|&device| vendor(device) != Vendor::Host);
+        let lane = Arc::clone(peer.lane(gpu.unwrap_or(transfer.device())));
+        let ticket = self.endings.submit(transfer, &lane, self.shared.staging.watcher())?;
+        Ok(Pending { lane, ticket })
     }
 
     /// Starts planned parts, behind the producer if there is one.

@@ -100,7 +100,7 @@ impl Tcp {
             let session = Arc::clone(session);
             planned.push(PlannedPart { session, order, bytes, requests });
         }
-        Ok((Planned { parts: planned, transfer: Arc::default(), device }, summary))
+        Ok((Planned { parts: planned, transfer: Arc::new(Transfer::of(device)), device }, summary))
     }
 
     fn scratches(&self) -> MutexGuard<'_, Vec<Scratch>> {
