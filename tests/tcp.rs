@@ -8,7 +8,7 @@ mod peer_process;
 
 use std::time::{Duration, Instant};
 
-use kvferry::{Error, Op, Range, State};
+use kvferry::{Consumer, Error, Op, Part, Producer, Range, State, SubmitOptions};
 use peer_process::{Kind, Layout, Move, Obey, Order, PATIENCE, PeerProcess, Side, config};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -75,6 +75,64 @@ over_tcp! {
         a_cancelled_batch_of_a_stopped_peer_is_not_moved_when_the_peer_goes_on
         a_killed_initiator_leaves_memory_that_can_be_freed
         a_peer_that_restarts_under_its_name_is_not_taken_for_the_old_one
+    }
+}
+
+over_tcp! {
+    on {
+        simulated_gpu_orders: super::Kind::Sim;
+        #[cfg(feature = "cuda")]
+        cuda_gpu_orders: super::Kind::Cuda;
+    }
+    orders {
+        a_transfer_waits_for_the_applications_stream
+        the_applications_stream_waits_for_a_transfer
+    }
+}
+
+mod orders {
+    use super::*;
+    pub(crate) use crate::cases::a_transfer_waits_for_the_applications_stream;
+
+    pub(crate) fn the_applications_stream_waits_for_a_transfer(kind: Kind, random: &mut SmallRng) {
+        const LEN: u64 = 2 << 20;
+        let mut here = Side::start(kind, None).expect("a side");
+        let mut there = PeerProcess::start(kind);
+        let local = here.filled(LEN, 1);
+        let remote = there.filled(LEN, 2);
+        let peer = here.node.open(&there.name).expect("opens");
+        let range = [Range { local, remote, len: LEN }];
+        let (before, behind) = (here.application_stream(), here.application_stream());
+        // What is waited for is used again.
+        for _ in 0..3 {
+            before.hold();
+            // SAFETY: the streams live longer than the calls.
+            let (after, consumer) =
+                unsafe { (Producer::stream(before.handle()), Consumer::stream(behind.handle())) };
+            let options = SubmitOptions { after: Some(after), ..SubmitOptions::default() };
+            let part = Part { target: peer.target(), op: Op::Read, copies: (&range).into() };
+            let id = here.engine.submit_parts(&[part], &options).expect("submits");
+            here.engine.signal(id, consumer).expect("the stream waits");
+            let byte = random.random();
+            // SAFETY: the transfer, which the stream waits for, is the last that writes there.
+            unsafe { behind.fill(local, byte, LEN) };
+            let filled = behind.record();
+            // Longer than it takes if it does not wait.
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!behind.has_fired(filled), "the transfer has not begun");
+            before.open();
+            let status = here.engine.wait(id, PATIENCE).expect("known");
+            assert_eq!(status.state, State::Completed);
+            here.engine.release(id).expect("it ended");
+            let start = Instant::now();
+            while !behind.has_fired(filled) {
+                assert!(start.elapsed() < PATIENCE, "the stream does not go on");
+                std::thread::yield_now();
+            }
+            let mut found = vec![0; LEN as usize];
+            here.read(local, &mut found);
+            assert!(found.iter().all(|found| *found == byte), "the stream did not wait");
+        }
     }
 }
 

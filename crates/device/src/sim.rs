@@ -655,6 +655,10 @@ impl Driver for SimDriver {
                 executor.wait(stream, event);
             }
             ProducerHandle::Event(event) => executor.wait(stream, event),
+            // SAFETY: what `HostWord::reaches` was promised.
+            ProducerHandle::Word { word, value } => unsafe {
+                executor.wait_word(stream, word, value);
+            },
         }
         Ok(())
     }

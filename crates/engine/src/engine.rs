@@ -260,7 +260,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::open`], [`Error::AuthKey`], and [`Error::System`] for no more threads.
     pub fn open_tcp(&self, name: &str, segment: Segment, address: &str) -> Result<Target> {
-        let session = self.tcp()?.session(name, address, segment.incarnation);
+        let session = self.tcp()?.session(name, address, segment.incarnation)?;
         let mappings = Arc::clone(&self.mappings);
         let reach = Reach::Tcp(session);
         Target::new(name.to_owned(), segment, Arc::new(NoExports), mappings, reach)
@@ -313,7 +313,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::submit`], [`Error::UnknownBatch`], and `NotOrderable` behind a batch of another
-    /// device or of TCP.
+    /// device, or for what goes over TCP behind any.
     pub fn submit_parts(&self, parts: &[Part<'_>], options: &SubmitOptions<'_>) -> Result<BatchId> {
         self.try_submit(parts, options).inspect_err(|error| {
             self.meters.refused(error);
@@ -333,7 +333,7 @@ impl Engine {
         let planned = match far.is_empty() {
             true => None,
             false if !(behind.pending.is_empty() && behind.paced.is_empty()) => {
-                return Err(not_orderable("batch"));
+                return Err(not_behind());
             }
             false => {
                 let tcp = self.tcp()?;
@@ -403,7 +403,7 @@ impl Engine {
                 let tcp = self.tcp()?;
                 part.target.connect(|address| {
                     tcp.session(part.target.name(), address, part.target.incarnation())
-                });
+                })?;
                 if let Route::Both { .. } = route {
                     tcp.check_whole(&self.peer, &self.registry, part)?;
                 }
@@ -418,16 +418,17 @@ impl Engine {
     /// see: ask [`Engine::poll`].
     ///
     /// # Errors
-    /// [`Error::UnknownBatch`], the device's if the stream cannot wait, and
+    /// [`Error::UnknownBatch`], the device's if the stream cannot wait (for a batch over TCP, which this
+    /// process ends, only CUDA's can), and
     /// [`Error::NotAllSubmitted`] for a batch that is submitted step by step
     /// (`MC_KVFERRY_MAX_RATE`, [`Choice::in_steps`]) as long as some of it is not.
     pub fn signal(&self, id: BatchId, consumer: Consumer) -> Result<()> {
         let (_, pending) = self.batches.look(id)?;
         let Some(pending) = pending else { return Ok(()) };
-        if pending.transfer.is_some_and(|transfer| !transfer.ended()) {
-            return Err(not_orderable("stream"));
-        }
         let mut steps = Vec::new();
+        if let Some(transfer) = pending.transfer.filter(|transfer| !transfer.ended()) {
+            steps.push(self.tcp()?.ending(&self.peer, &transfer)?);
+        }
         for paced in pending.paced.iter() {
             steps.extend(paced.submissions().ok_or(Error::NotAllSubmitted(id))?);
         }
@@ -439,7 +440,7 @@ impl Engine {
     fn behind(&self, batches: &[BatchId]) -> Result<Behind> {
         let mut all = Behind::default();
         for &id in batches {
-            let (_, over_tcp) = self.batches.ask(id, |pending| {
+            let (_, transfer) = self.batches.ask(id, |pending| {
                 all.pending.extend_from_slice(&pending.submissions);
                 for paced in pending.paced.iter() {
                     match paced.submissions() {
@@ -447,10 +448,10 @@ impl Engine {
                         None => all.paced.push(Arc::clone(paced)),
                     }
                 }
-                pending.transfer.as_ref().is_some_and(|transfer| !transfer.ended())
+                pending.transfer.clone().filter(|transfer| !transfer.ended())
             })?;
-            if over_tcp == Some(true) {
-                return Err(not_orderable("batch"));
+            if let Some(transfer) = transfer.flatten() {
+                all.pending.push(self.tcp()?.ending(&self.peer, &transfer)?);
             }
         }
         Ok(all)
@@ -717,11 +718,11 @@ fn by_route<'a>(
     (Cow::Owned(all_near), all_far)
 }
 
-fn not_orderable(what: &'static str) -> Error {
+fn not_behind() -> Error {
     Error::Device(kvferry_device::Error::NotOrderable {
         device: "TCP".into(),
-        what,
-        reason: "no device knows when a transfer over TCP ends; wait for the batch".into(),
+        what: "batch",
+        reason: "what goes over TCP is behind no other batch; wait for that".into(),
     })
 }
 

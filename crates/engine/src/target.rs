@@ -312,12 +312,19 @@ impl Target {
     }
 
     /// Makes the lanes to a peer that is not far, unless there are some or it speaks on none.
-    pub(crate) fn connect(&self, session: impl FnOnce(&str) -> Arc<Session>) {
-        let Reach::MappedBesideTcp(address) = &self.inner.reach else { return };
-        let session = self.inner.session.get_or_init(|| session(address));
-        if let Some(reason) = self.inner.lost.get() {
+    pub(crate) fn connect(
+        &self,
+        session: impl FnOnce(&str) -> Result<Arc<Session>>,
+    ) -> Result<()> {
+        let Reach::MappedBesideTcp(address) = &self.inner.reach else { return Ok(()) };
+        if self.inner.session.get().is_none() {
+            // Of several threads one's is kept; the others' have connected nothing.
+            let _ = self.inner.session.set(session(address)?);
+        }
+        if let (Some(session), Some(reason)) = (self.session(), self.inner.lost.get()) {
             session.stop(reason);
         }
+        Ok(())
     }
 
     /// How many of its allocations are mapped here now.

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use kvferry_device::Device;
 use kvferry_device::sim::{SimControl, SimOptions, sim};
 use kvferry_engine::{
-    BatchId, Buffer, Config, Copies, Engine, Error, Listener, Op, Paged, Pages, Part, Path,
-    Producer, Range, State, Strided, SubmitOptions, Target,
+    BatchId, Buffer, Config, Consumer, Copies, Engine, Error, Listener, Op, Paged, Pages, Part,
+    Path, Producer, Range, State, Strided, SubmitOptions, Target,
 };
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
@@ -60,6 +60,14 @@ const SMALL: &[(&str, &str)] = &[
     ("MC_TCP_GPU_STAGING_SLOT_MB", "1"),
     ("MC_TCP_GPU_STAGING_SLOTS", "2"),
 ];
+
+fn until(mut happened: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !happened() {
+        assert!(start.elapsed() < PATIENCE, "it does not happen");
+        std::thread::yield_now();
+    }
+}
 
 fn host() -> Arc<dyn Device> {
     kvferry_device::host().expect("host memory")
@@ -359,6 +367,75 @@ fn a_read_waits_for_whoever_still_uses_its_destination() {
     let mut found = vec![0; len as usize];
     pair.local.read(0, &mut found).expect("inside");
     assert!(found.iter().all(|&byte| byte == 9), "the destination was written too early");
+}
+
+#[test]
+fn streams_and_batches_of_the_device_wait_for_a_transfer() {
+    use kvferry_device::conformance::ApplicationStream;
+    let (device, control) = gpu();
+    let pair = Pair::new(&device, &host(), SMALL);
+    let len = 1 << 20;
+    let (local, remote) = (pair.local.addr(), pair.there.buffer.addr());
+    // Twice, because what is waited for is used again.
+    for fill in [9, 11] {
+        pair.there.buffer.write(0, &vec![fill; len as usize]).expect("inside");
+        let (producer, consumer) = (control.stream(), control.stream());
+        producer.hold();
+        // SAFETY: the stream is the device's and alive.
+        let after = Some(unsafe { Producer::stream(producer.handle()) });
+        let range = [Range { local, remote, len }];
+        let part = Part { target: &pair.target, op: Op::Read, copies: Copies::Ranges(&range) };
+        let options = SubmitOptions { after, ..SubmitOptions::default() };
+        let id = pair.engine.submit_parts(&[part], &options).expect("submits");
+        // SAFETY: as above.
+        let waiting = unsafe { Consumer::stream(consumer.handle()) };
+        pair.engine.signal(id, waiting).expect("waits");
+        let passed = consumer.record();
+        let copy = [Range { local, remote: local + len, len }];
+        let own = pair.engine.local().expect("its own memory");
+        let part = Part { target: &own, op: Op::Write, copies: Copies::Ranges(&copy) };
+        let options = SubmitOptions { behind: &[id], ..SubmitOptions::default() };
+        let next = pair.engine.submit_parts(&[part], &options).expect("submits");
+        let waited = pair.engine.wait(next, Duration::from_millis(50)).expect("known");
+        assert_eq!(waited.state, State::Running);
+        assert!(!consumer.has_fired(passed), "the transfer has not begun");
+        producer.open();
+        assert_eq!(pair.finish(id).0, State::Completed);
+        assert_eq!(pair.finish(next).0, State::Completed);
+        until(|| consumer.has_fired(passed));
+        let mut found = vec![0; len as usize];
+        pair.local.read(len, &mut found).expect("inside");
+        assert!(found.iter().all(|&byte| byte == fill), "the copy did not wait for its source");
+    }
+}
+
+#[test]
+fn a_stream_goes_on_when_the_transfer_fails_and_host_memory_has_none() {
+    use kvferry_device::conformance::ApplicationStream;
+    let (device, control) = gpu();
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = silent.local_addr().expect("bound").to_string();
+    let knobs = [("MC_TCP_STATUS_TIMEOUT_SEC", "1")];
+    for (device, waits) in [(&device, true), (&host(), false)] {
+        let pair = Pair::new(device, &host(), &knobs);
+        let target = pair.engine.open_tcp("silent", pair.there.engine.segment(), &address);
+        let target = target.expect("opens");
+        let id = pair.engine.submit(&target, Op::Read, &pair.whole()).expect("submits");
+        let consumer = control.stream();
+        // SAFETY: the stream is the device's and alive.
+        let waiting = unsafe { Consumer::stream(consumer.handle()) };
+        let signalled = pair.engine.signal(id, waiting);
+        if !waits {
+            use kvferry_device::Error::NotOrderable;
+            assert!(matches!(signalled, Err(Error::Device(NotOrderable { .. }))), "{signalled:?}");
+            continue;
+        }
+        signalled.expect("waits");
+        let passed = consumer.record();
+        assert!(!consumer.has_fired(passed), "the peer says nothing");
+        assert!(matches!(pair.finish(id).0, State::Failed(_)));
+        until(|| consumer.has_fired(passed));
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 
 use self::end::End;
 use self::socket::Flow;
-use super::layout::{Cursor, Layout};
+use super::layout::{Cursor, Home, Layout};
 use crate::error::Error;
 use crate::transport::staging::{Copying, Slice, Staging};
 
@@ -148,6 +148,9 @@ impl Channel {
 
     /// Begins to move a request's bytes: out of the layout, or into it.
     pub(super) fn begin(&mut self, request: u64, layout: Arc<Layout>, outbound: bool) {
+        if let Home::Device(_) = layout.home {
+            self.staging.rouse();
+        }
         if outbound && layout.length > 0 {
             self.sending.push_back(request);
         }

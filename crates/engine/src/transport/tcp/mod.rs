@@ -7,6 +7,7 @@
 
 mod channel;
 mod cut;
+mod ending;
 mod layout;
 mod plan;
 mod server;
@@ -19,13 +20,15 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use kvferry_device::{Device, Producer};
+use kvferry_device::{Device, Producer, Vendor};
 use kvferry_wire::batch::{Key, Limits};
 use rustix::fs::{Mode, OFlags};
 
+use self::ending::Endings;
 use super::peer::Peer;
 use super::staging::Staging;
 use super::watcher::wait_for;
+use crate::batch::Pending;
 use crate::config::{Config, OverlapCheck};
 use crate::error::{Error, Result};
 use crate::plan::Scratch;
@@ -46,6 +49,7 @@ pub(crate) struct Tcp {
     overlap_check: OverlapCheck,
     /// One for each thread that has ever planned at the same time as others.
     scratches: Mutex<Vec<Scratch>>,
+    endings: Endings,
     _threads: Threads,
 }
 
@@ -72,7 +76,7 @@ impl Tcp {
         incarnation: Identity,
     ) -> Result<Self> {
         let key = config.auth_key_file.as_deref().map(read_key).transpose()?;
-        let threads = Threads::start(config.tcp_threads)?;
+        let threads = Threads::new(config.tcp_threads);
         let staging = Arc::new(Staging::new(config, devices)?);
         let timeout = config.tcp_status_timeout;
         let limits = Limits {
@@ -97,22 +101,31 @@ impl Tcp {
             sessions: Mutex::default(),
             overlap_check: config.overlap_check,
             scratches: Mutex::default(),
+            endings: Endings::default(),
             _threads: threads,
         })
     }
 
     /// The lanes to that engine at that address; they connect when they have something to do.
-    pub(crate) fn session(&self, peer: &str, address: &str, incarnation: Identity) -> Arc<Session> {
+    ///
+    /// # Errors
+    /// [`Error::System`] if its threads cannot be started.
+    pub(crate) fn session(
+        &self,
+        peer: &str,
+        address: &str,
+        incarnation: Identity,
+    ) -> Result<Arc<Session>> {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.retain(|_, session| session.strong_count() > 0);
         let key = (address.to_owned(), incarnation.0);
         let known = sessions.get(&key).and_then(Weak::upgrade);
         if let Some(session) = known.filter(|session| !session.is_stopped()) {
-            return session;
+            return Ok(session);
         }
-        let session = Session::new(&self.shared, peer, address, incarnation);
+        let session = Session::new(&self.shared, peer, address, incarnation)?;
         sessions.insert(key, Arc::downgrade(&session));
-        session
+        Ok(session)
     }
 
     /// Serves the registry's memory to other engines.
@@ -131,7 +144,22 @@ impl Tcp {
 
     /// Bytes of pinned memory for staging, with what its queues hold.
     pub(crate) fn pinned_bytes(&self) -> u64 {
-        self.shared.staging.slot_bytes() + self.shared.staging.queue_bytes()
+        let staging = &self.shared.staging;
+        staging.slot_bytes() + staging.queue_bytes() + self.endings.pinned_bytes()
+    }
+
+    /// A submission that ends with the transfer, for streams and other submissions to wait for: of
+    /// the device whose memory it uses or, if that is host memory, of any.
+    ///
+    /// # Errors
+    /// `NotOrderable` if no device can wait for the host.
+    pub(crate) fn ending(&self, peer: &Peer, transfer: &Arc<Transfer>) -> Result<Pending> {
+        let vendor = |device: usize| peer.lane(device).device.info().vendor;
+        let devices = std::iter::once(transfer.device()).chain(0..self.shared.staging.count());
+        let gpu = devices.into_iter().find(|&device| vendor(device) != Vendor::Host);
+        let lane = Arc::clone(peer.lane(gpu.unwrap_or(transfer.device())));
+        let ticket = self.endings.submit(transfer, &lane, self.shared.staging.watcher())?;
+        Ok(Pending { lane, ticket })
     }
 
     /// Starts planned parts, behind the producer if there is one.

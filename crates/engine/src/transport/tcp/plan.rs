@@ -83,6 +83,7 @@ impl Tcp {
         registry: &Registry,
         parts: &[&Part<'_>],
     ) -> Result<(Planned, Summary)> {
+        self.shared.staging.rouse();
         let (path, holds) = (Path::None, Holds::default());
         let mut summary = Summary { bytes: 0, path, fallback: None, holds };
         let mut planned = Vec::with_capacity(parts.len());
@@ -107,7 +108,7 @@ impl Tcp {
             let session = Arc::clone(session);
             planned.push(PlannedPart { session, order, bytes, requests });
         }
-        Ok((Planned { parts: planned, transfer: Arc::default(), device }, summary))
+        Ok((Planned { parts: planned, transfer: Arc::new(Transfer::of(device)), device }, summary))
     }
 
     /// Finds what is wrong with a list of which only some goes over TCP.

@@ -118,7 +118,7 @@ impl Listener {
             meters: meters::Served::new("tcp"),
             closing: Notify::new(),
         });
-        let thread = tcp.threads.next();
+        let thread = tcp.threads.next()?;
         let listener = {
             let _inside = thread.enter();
             TcpListener::from_std(listener).map_err(refused)?
@@ -174,8 +174,10 @@ async fn accept(listener: TcpListener, tcp: Arc<Shared>, registry: Arc<Registry>
                     (Arc::clone(&tcp), Arc::clone(&registry), Arc::clone(&door));
                 // It leaves this thread's poller for that of its own.
                 let Ok(stream) = stream.into_std() else { continue };
-                let thread = tcp.threads.next().clone();
-                thread.spawn(serve(stream, from, tcp, registry, door));
+                match tcp.threads.next() {
+                    Ok(thread) => drop(thread.spawn(serve(stream, from, tcp, registry, door))),
+                    Err(error) => tracing::warn!(%error, %from, "a connection is not served"),
+                }
             }
             Err(error) => {
                 // Out of descriptors, most likely; asking again at once would spin.

@@ -16,7 +16,7 @@ use self::asker::Asker;
 use super::Shared;
 use super::channel::Channel;
 use super::transfer::Job;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::segment::Identity;
 use crate::transport::staging::Staging;
 
@@ -83,8 +83,9 @@ impl Session {
         peer: &str,
         address: &str,
         incarnation: Identity,
-    ) -> Arc<Self> {
+    ) -> Result<Arc<Self>> {
         let lanes = tcp.lanes;
+        let threads: Vec<_> = (0..lanes).map(|_| tcp.threads.next()).collect::<Result<_>>()?;
         let shared = Arc::new(SessionShared {
             peer: peer.to_owned(),
             address: address.to_owned(),
@@ -100,10 +101,10 @@ impl Session {
             }),
             wakes: (0..lanes).map(|_| Arc::default()).collect(),
         });
-        for index in 0..lanes {
-            tcp.threads.next().spawn(Lane::new(Arc::clone(&shared), index).run());
+        for (index, thread) in threads.iter().enumerate() {
+            thread.spawn(Lane::new(Arc::clone(&shared), index).run());
         }
-        Arc::new(Self { shared })
+        Ok(Arc::new(Self { shared }))
     }
 
     /// Queues a job for whichever lane comes first.

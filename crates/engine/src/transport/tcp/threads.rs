@@ -1,8 +1,8 @@
 //! The threads that serve sockets. Each has a runtime of its own, and a lane stays on the thread that
 //! it was given: its socket wakes that thread, and no other one stands in between.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use tokio::runtime::{Builder, Handle};
@@ -10,51 +10,59 @@ use tokio::sync::oneshot;
 
 use crate::error::{Error, Result};
 
-/// The threads. Dropping it ends them, and with them all that runs there.
+/// The threads, started when they are first needed. Dropping it ends them, and with them all that runs
+/// there.
 #[derive(Debug)]
-pub(super) struct Threads {
-    spread: Spread,
-    /// The thread ends when the sender is dropped.
-    threads: Vec<(oneshot::Sender<()>, JoinHandle<()>)>,
-}
+pub(super) struct Threads(Spread);
 
 /// Gives out threads by turns.
 #[derive(Clone, Debug)]
 pub(super) struct Spread {
-    handles: Arc<[Handle]>,
+    threads: Arc<[Mutex<Place>]>,
     next: Arc<AtomicUsize>,
 }
 
+#[derive(Debug, Default)]
+enum Place {
+    #[default]
+    Empty,
+    Taken(Thread),
+    /// There will be no thread any more.
+    Closed,
+}
+
+#[derive(Debug)]
+struct Thread {
+    handle: Handle,
+    /// The thread ends when this is dropped.
+    until: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
 impl Threads {
-    pub(super) fn start(count: usize) -> Result<Self> {
-        let failed =
-            |call, error: std::io::Error| Error::System { call, reason: error.to_string() };
-        let (mut threads, mut handles) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        for _ in 0..count.max(1) {
-            let runtime = Builder::new_current_thread().enable_io().enable_time().build();
-            let runtime = runtime.map_err(|error| failed("runtime", error))?;
-            handles.push(runtime.handle().clone());
-            let (sender, ended) = oneshot::channel::<()>();
-            let run = move || {
-                // An error says that the sender was dropped, which is what ends it.
-                let _ = runtime.block_on(ended);
-            };
-            let thread = std::thread::Builder::new().name("kvferry-tcp".into()).spawn(run);
-            threads.push((sender, thread.map_err(|error| failed("thread", error))?));
-        }
-        let spread = Spread { handles: handles.into(), next: Arc::default() };
-        Ok(Self { spread, threads })
+    pub(super) fn new(count: usize) -> Self {
+        let threads = (0..count.max(1)).map(|_| Mutex::default()).collect();
+        Self(Spread { threads, next: Arc::default() })
     }
 
     pub(super) fn spread(&self) -> &Spread {
-        &self.spread
+        &self.0
     }
 }
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        let (senders, threads): (Vec<_>, Vec<_>) = self.threads.drain(..).unzip();
-        drop(senders);
+        let close = |place: &Mutex<Place>| {
+            let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+            match std::mem::replace(&mut *place, Place::Closed) {
+                Place::Taken(Thread { until, thread, .. }) => {
+                    drop(until);
+                    Some(thread)
+                }
+                Place::Empty | Place::Closed => None,
+            }
+        };
+        let threads: Vec<_> = self.0.threads.iter().filter_map(close).collect();
         // A thread that runs tasks does not wait: it may be one of them.
         if Handle::try_current().is_err() {
             threads.into_iter().for_each(|thread| drop(thread.join()));
@@ -64,7 +72,67 @@ impl Drop for Threads {
 
 impl Spread {
     /// The thread whose turn it is.
-    pub(super) fn next(&self) -> &Handle {
-        &self.handles[self.next.fetch_add(1, Ordering::Relaxed) % self.handles.len()]
+    ///
+    /// # Errors
+    /// [`Error::System`] if it cannot be started, or the engine is being closed.
+    pub(super) fn next(&self) -> Result<Handle> {
+        let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.threads.len();
+        let mut place = self.threads[turn].lock().unwrap_or_else(PoisonError::into_inner);
+        match &*place {
+            Place::Taken(thread) => Ok(thread.handle.clone()),
+            Place::Empty => {
+                let thread = start()?;
+                let handle = thread.handle.clone();
+                *place = Place::Taken(thread);
+                Ok(handle)
+            }
+            Place::Closed => {
+                let reason = "the engine is being closed".to_owned();
+                Err(Error::System { call: "thread", reason })
+            }
+        }
+    }
+
+    /// Threads that run.
+    #[cfg(test)]
+    pub(super) fn started(&self) -> usize {
+        let is_taken = |place: &&Mutex<Place>| matches!(*place.lock().unwrap(), Place::Taken(_));
+        self.threads.iter().filter(is_taken).count()
+    }
+}
+
+fn start() -> Result<Thread> {
+    let failed = |call, error: std::io::Error| Error::System { call, reason: error.to_string() };
+    let runtime = Builder::new_current_thread().enable_io().enable_time().build();
+    let runtime = runtime.map_err(|error| failed("runtime", error))?;
+    let handle = runtime.handle().clone();
+    let (until, ended) = oneshot::channel::<()>();
+    let run = move || {
+        // An error says that the sender was dropped, which is what ends it.
+        let _ = runtime.block_on(ended);
+    };
+    let thread = std::thread::Builder::new().name("kvferry-tcp".into()).spawn(run);
+    let thread = thread.map_err(|error| failed("thread", error))?;
+    Ok(Thread { handle, until, thread })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_is_started_by_whoever_first_needs_it_and_used_again() {
+        let threads = Threads::new(3);
+        let spread = threads.spread();
+        assert_eq!(spread.started(), 0);
+        spread.next().unwrap();
+        assert_eq!(spread.started(), 1);
+        let ids: Vec<_> = (0..6).map(|_| spread.next().unwrap().id()).collect();
+        assert_eq!(spread.started(), 3);
+        assert_eq!(ids[..3], ids[3..]);
+        let spread = spread.clone();
+        drop(threads);
+        assert_eq!(spread.started(), 0);
+        assert!(spread.next().is_err(), "nothing is started behind the end");
     }
 }

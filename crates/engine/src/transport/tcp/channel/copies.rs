@@ -54,7 +54,7 @@ impl Channel {
         let pieces = from.pieces(Arc::clone(&it.layout), length);
         let hold = Arc::clone(&it.layout) as _;
         // SAFETY: the layout's pieces were checked, and it or the batch keeps them registered.
-        let copying = unsafe { copy(&self.staging, slice, pieces, length, 0, hold, &self.wake) };
+        let copying = unsafe { copy(slice, pieces, length, 0, hold, &self.wake) };
         let &Landing { request, length, .. } = landing;
         self.scattering.push(SliceCopy { request, length, copying });
     }
@@ -149,8 +149,7 @@ impl Channel {
             let pieces = from.pieces(Arc::clone(&it.layout), length);
             let hold = Arc::clone(&it.layout) as _;
             // SAFETY: as in `arrived`; a gather only reads them.
-            let copying =
-                unsafe { copy(&self.staging, slice, pieces, length, ahead, hold, &self.wake) };
+            let copying = unsafe { copy(slice, pieces, length, ahead, hold, &self.wake) };
             self.gathering.push_back(SliceCopy { request, length: length as u32, copying });
         }
     }
