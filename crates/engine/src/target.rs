@@ -312,10 +312,7 @@ impl Target {
     }
 
     /// Makes the lanes to a peer that is not far, unless there are some or it speaks on none.
-    pub(crate) fn connect(
-        &self,
-        session: impl FnOnce(&str) -> Result<Arc<Session>>,
-    ) -> Result<()> {
+    pub(crate) fn connect(&self, session: impl FnOnce(&str) -> Result<Arc<Session>>) -> Result<()> {
         let Reach::MappedBesideTcp(address) = &self.inner.reach else { return Ok(()) };
         if self.inner.session.get().is_none() {
             // Of several threads one's is kept; the others' have connected nothing.
