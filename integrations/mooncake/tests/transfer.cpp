@@ -135,10 +135,17 @@ void memory_comes_and_goes(const Options& options) {
     const auto register_again = [&](uint64_t address) {
         return engine->registerLocalMemory(pointer(address), kSmall, options.device);
     };
+    const auto published = [&] {
+        const auto id = mooncake::LOCAL_SEGMENT_ID;
+        return engine->getMetadata()->getSegmentDescByID(id)->buffers.size();
+    };
     CHECK_THAT(register_again(local.address()) != 0);
+    CHECK_THAT(published() == 1);
     CHECK_THAT(engine->unregisterLocalMemory(pointer(local.address())) == 0);
+    CHECK_THAT(published() == 0);
     CHECK_THAT(engine->unregisterLocalMemory(pointer(local.address())) != 0);
     CHECK_THAT(register_again(local.address()) == 0);
+    CHECK_THAT(published() == 1);
 
     Peer peer(Kind::Kvferry, options, kSmall);
     const auto segment = engine->openSegment(peer.name());
@@ -160,7 +167,9 @@ void memory_comes_and_goes(const Options& options) {
     std::vector<mooncake::BufferEntry> buffers{{pointer(first->address()), kSmall},
                                                {pointer(second->address()), kSmall}};
     CHECK_THAT(engine->registerLocalMemoryBatch(buffers, options.device) == 0);
+    CHECK_THAT(published() == 3);
     CHECK_THAT(engine->unregisterLocalMemoryBatch({buffers[0].addr, buffers[1].addr}) == 0);
+    CHECK_THAT(published() == 1);
     buffers.push_back({pointer(local.address()), kSmall});
     CHECK_THAT(engine->registerLocalMemoryBatch(buffers, options.device) != 0);
     CHECK_THAT(register_again(first->address()) == 0);
