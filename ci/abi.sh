@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # The C ABI: builds the shared library, compiles the header as C and C++, looks at the exported
-# symbols, and runs the C program and the example engine, the program under valgrind as well; and what
-# of the Mooncake shim needs no Mooncake.
+# symbols, and runs the C program and the example engine, the program under valgrind as well.
 #   ci/abi.sh [DEVICE]    host by default; cuda:0 or rocm:0 with the feature of the same name
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,6 +15,7 @@ trap 'rm -rf "$build"' EXIT
 
 flags=(-Wall -Wextra -Werror -Iinclude)
 echo '#include "kvferry.h"' | c++ -std=c++11 -pedantic "${flags[@]}" -fsyntax-only -x c++ -
+# Of the shim for Mooncake's engine, what needs no Mooncake.
 shim=integrations/mooncake
 for header in include/kvferry.h $shim/include/kvferry_mooncake.h; do
   cc -std=c11 -pedantic "${flags[@]}" -fsyntax-only -x c "$header"
