@@ -63,7 +63,9 @@ enum {
     /* The library was used before this process was forked. */
     KVFERRY_FORKED = 11,
     /* A fault of kvferry's own; please report the text of last_error. */
-    KVFERRY_INTERNAL = 12
+    KVFERRY_INTERNAL = 12,
+    /* cancel ended the batch before all of it was moved. */
+    KVFERRY_CANCELLED = 13
 };
 
 /* Handles are numbers and are never used twice in a process; zero is none. */
@@ -205,14 +207,43 @@ typedef struct kvferry_batch_status {
     uint32_t reserved;
 } kvferry_batch_status;
 
+/* Batches that have ended, of one path. */
+typedef struct kvferry_path_statistics {
+    uint64_t completed;
+    /* Without those that were cancelled. */
+    uint64_t failed;
+    uint64_t cancelled;
+    /* Of those that completed. */
+    uint64_t bytes;
+} kvferry_path_statistics;
+
+/* An engine's numbers now. Those that count begin at zero and only grow. */
 typedef struct kvferry_statistics {
     uint64_t struct_size;
     /* Page-locked host memory that the engine holds for itself. */
     uint64_t pinned_bytes;
     /* Of it, what stages GPU memory for TCP. */
     uint64_t staging_bytes;
-    /* Connections that were closed for what they said. */
+    /* Connections that were closed for what they said, or did not say in time. */
     uint64_t rejected_connections;
+    /* Batches that have ended and went a slower way than they could have. */
+    uint64_t fallbacks;
+    /* Submissions that were refused: nothing moved. */
+    uint64_t refused;
+    /* Batches that have not ended. */
+    uint64_t running;
+    /* Registered regions, and their bytes. */
+    uint64_t regions;
+    uint64_t registered_bytes;
+    /* Allocations of other processes that are mapped, and how many processes these are. */
+    uint64_t mappings;
+    uint64_t mapped_peers;
+    /* Device memory that staged offload passes through. */
+    uint64_t bounce_bytes;
+    /* Registered host memory that is page-locked for GPUs, of the budget MC_KVFERRY_PINNED_MB. */
+    uint64_t locked_bytes;
+    /* By KVFERRY_PATH_*. */
+    kvferry_path_statistics paths[8];
 } kvferry_statistics;
 
 typedef struct kvferry_api {
@@ -233,7 +264,9 @@ typedef struct kvferry_api {
 
     /* Opens devices and listens for peers. config may be NULL. */
     kvferry_status (*create)(const kvferry_config *config, kvferry_engine *engine);
-    /* Waits for batches in flight, then ends the engine; peers see it as lost. */
+    /* Waits for batches in flight and for peers that use registered memory now, then ends the engine;
+     * peers see it as lost. Memory that was registered may be freed then. KVFERRY_BUSY: the engine is
+     * gone, but something still uses memory that last_error names: keep it. */
     kvferry_status (*destroy)(kvferry_engine engine);
     /* The host:port that peers open. needed (or NULL) gets what the whole text needs. */
     kvferry_status (*name)(kvferry_engine engine, char *text, size_t size, size_t *needed);
@@ -241,14 +274,18 @@ typedef struct kvferry_api {
     kvferry_status (*device)(kvferry_engine engine, uint32_t index, char *text, size_t size,
                              size_t *needed);
 
-    /* Makes memory a region that transfers use and peers may read and write. Memory that kvferry
-     * cannot serve is accepted and ignored: *served (or NULL) is then 0, and last_error says why. */
+    /* Makes memory a region that transfers use and peers may read and write: that of a device, and
+     * host memory of any origin if the engine has the device host. Memory that kvferry cannot serve,
+     * such as that of another GPU, or what may not be read and written, is accepted and ignored:
+     * *served (or NULL) is then 0, and last_error says why. Host memory that did not come from
+     * allocate cannot be mapped by other processes: those of this host reach it over TCP, too, which
+     * is its only path and so no fallback (MC_KVFERRY_STRICT). */
     kvferry_status (*register_memory)(kvferry_engine engine, uint64_t address, uint64_t length,
                                       uint32_t *served);
     /* Ends the region that begins at address; waits for batches that use it. */
     kvferry_status (*unregister_memory)(kvferry_engine engine, uint64_t address);
     /* Memory of a device (by its index), registered. Host memory from here can be mapped by other
-     * processes of this host. */
+     * processes of this host, which copy to and from it without TCP. */
     kvferry_status (*allocate)(kvferry_engine engine, uint32_t device, uint64_t length,
                                uint64_t *address);
     /* Frees what allocate gave; waits for batches that use it. */
@@ -297,6 +334,13 @@ typedef struct kvferry_api {
     kvferry_status (*event_descriptor)(kvferry_engine engine, int *descriptor);
 
     kvferry_status (*statistics)(kvferry_engine engine, kvferry_statistics *statistics);
+
+    /* Asks that what of a batch has not been moved yet is not, and returns at once. The batch ends
+     * by itself, once: as failed with KVFERRY_CANCELLED if some of it was left out, or as completed
+     * if it was too late, as it always is for what a GPU's queue has taken. Its memory is quiet when
+     * it has ended, not before. A peer that does not answer is given up after
+     * MC_TCP_STATUS_TIMEOUT_SEC. Of a batch that has ended it changes nothing. */
+    kvferry_status (*cancel)(kvferry_batch batch);
 } kvferry_api;
 
 /* The one symbol of the library. NULL if the library does not know that version. */

@@ -72,6 +72,7 @@ over_tcp! {
     ends {
         a_peer_killed_at_any_moment_ends_every_batch_with_a_reason
         a_stopped_peer_ends_its_batches_within_the_deadline_and_works_again
+        a_cancelled_batch_of_a_stopped_peer_is_not_moved_when_the_peer_goes_on
         a_killed_initiator_leaves_memory_that_can_be_freed
         a_peer_that_restarts_under_its_name_is_not_taken_for_the_old_one
     }
@@ -154,6 +155,71 @@ mod ends {
             assert!(start.elapsed() < PATIENCE, "it does not come back: {error}");
         }
         there.verify(remote, peer_process::Image::untouched(1));
+    }
+
+    pub(crate) fn a_cancelled_batch_of_a_stopped_peer_is_not_moved_when_the_peer_goes_on(
+        kind: Kind,
+        _random: &mut SmallRng,
+    ) {
+        use rustix::process::Signal;
+        const LEN: u64 = 24 << 20;
+        // One lane begins nearly all of it at once.
+        let mut here =
+            Side::start_with(kind, None, &[("MC_TCP_LANES_PER_PEER", "1")]).expect("a side");
+        let local = here.filled(LEN, 1);
+        let mut there = PeerProcess::start(kind);
+        let remote = there.address(Order::Allocate { len: LEN });
+        let peer = here.node.open(&there.name).expect("opens");
+        let back = here.address(Order::Allocate { len: LEN });
+        let range = [Range { local, remote, len: LEN }];
+        here.run(peer.target(), Op::Write, &range).expect("the peer lives");
+        let cancelled = State::Failed(Error::Cancelled);
+        for op in [Op::Write, Op::Read] {
+            for goes_on in [true, false] {
+                println!("{op:?}, the peer goes on: {goes_on}");
+                there.done(Order::Fill { addr: remote, seed: 5 });
+                here.done(Order::Fill { addr: local, seed: 1 });
+                there.signal(Signal::STOP);
+                let id = here.engine.submit(peer.target(), op, &range).expect("submits");
+                // The lane fills its socket.
+                std::thread::sleep(Duration::from_millis(100));
+                let start = Instant::now();
+                here.engine.cancel(id).expect("known");
+                let state = || here.engine.poll(id).expect("known").state;
+                assert_eq!(state(), State::Running, "its requests were begun");
+                if goes_on {
+                    there.signal(Signal::CONT);
+                }
+                let ended = here.engine.wait(id, PATIENCE).expect("known").state;
+                assert!(start.elapsed() < PATIENCE / 2, "after {:?}", start.elapsed());
+                if goes_on {
+                    assert_eq!(ended, cancelled);
+                } else {
+                    let State::Failed(error) = ended else { panic!("{ended:?}") };
+                    assert!(is_reasoned(&error) || error == Error::Cancelled, "{error}");
+                    there.signal(Signal::CONT);
+                }
+                // Another connection of the lane is opened when nothing of this one moves any more.
+                let (destination, source) = match op {
+                    Op::Read => (local, 5),
+                    Op::Write => {
+                        let all = [Range { local: back, remote, len: LEN }];
+                        let start = Instant::now();
+                        while let Err(error) = here.run(peer.target(), Op::Read, &all) {
+                            assert!(start.elapsed() < PATIENCE, "it does not come back: {error}");
+                        }
+                        (back, 1)
+                    }
+                };
+                let mut found = vec![0; LEN as usize];
+                here.read(destination, &mut found);
+                let source = peer_process::pattern(source, LEN);
+                let blocks = found.chunks(4096).zip(source.chunks(4096));
+                let moved = 4096 * blocks.filter(|(found, source)| found == source).count() as u64;
+                assert!(moved < LEN / 2, "{moved} bytes were moved");
+            }
+        }
+        here.run(peer.target(), Op::Write, &range).expect("it goes on");
     }
 
     pub(crate) fn a_killed_initiator_leaves_memory_that_can_be_freed(

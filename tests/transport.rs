@@ -109,6 +109,33 @@ transport_conformance! {
     }
 }
 
+// Host memory of any origin, beside a GPU or alone.
+transport_conformance! {
+    on {
+        private_host_memory: super::Kind::Host;
+        private_memory_beside_simulated_gpu: super::Kind::Sim;
+        #[cfg(feature = "cuda")]
+        private_memory_beside_cuda_gpu: super::Kind::Cuda;
+        #[cfg(feature = "rocm")]
+        private_memory_beside_rocm_gpu: super::Kind::Rocm;
+    }
+    together {
+        ordinary_host_memory_of_another_process_is_reached_by_tcp_and_that_is_no_fallback
+        ordinary_host_memory_here_is_copied_to_and_from_memory_that_is_mapped
+    }
+    alone {}
+}
+
+// The same, where a GPU would change nothing.
+transport_conformance! {
+    on { private_memory_alone: super::Kind::Host; }
+    together {
+        one_batch_reaches_memory_that_is_mapped_and_memory_that_cannot_be
+        ordinary_host_memory_that_is_withdrawn_or_whose_owner_dies_ends_batches
+    }
+    alone {}
+}
+
 // What only an NVIDIA GPU has: a pool of AMD's cannot be told from a pointer.
 #[cfg(feature = "cuda")]
 transport_conformance! {

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 
 use kvferry_engine::device::Error as DeviceError;
-use kvferry_engine::{Config, DeviceName, Engine, Error, open_device, visible_gpus};
+use kvferry_engine::{Config, DeviceName, Engine, Error, Path, open_device, visible_gpus};
 use kvferry_node::{Node, NodeOptions};
 
 use super::guard::{
@@ -13,7 +13,8 @@ use super::guard::{
 };
 use super::plugin;
 use super::status::Refusal;
-use super::types::{self, EngineHandle, Statistics, Status, TargetHandle};
+use super::submit;
+use super::types::{self, EngineHandle, PathStatistics, Statistics, Status, TargetHandle};
 
 pub(super) unsafe extern "C" fn version(to: *mut c_char, size: usize) -> usize {
     // SAFETY: the caller's contract, as in the header.
@@ -200,7 +201,8 @@ pub(super) unsafe extern "C" fn register_memory(
 fn is_foreign(error: &Error) -> bool {
     matches!(
         error,
-        Error::NotDeviceMemory { .. } | Error::Device(DeviceError::NotExportable { .. })
+        Error::NotDeviceMemory { .. }
+            | Error::Device(DeviceError::NotExportable { .. } | DeviceError::NotAccessible { .. })
     )
 }
 
@@ -332,11 +334,32 @@ pub(super) unsafe extern "C" fn statistics(
 ) -> Status {
     call(|| {
         let plugin = plugin::find(engine)?;
+        let all = plugin.engine.statistics();
+        let mut paths = [PathStatistics::default(); 8];
+        for path in Path::ALL {
+            let &counted = all.path(path);
+            paths[submit::number(path) as usize] = PathStatistics {
+                completed: counted.completed,
+                failed: counted.failed,
+                cancelled: counted.cancelled,
+                bytes: counted.bytes,
+            };
+        }
         let now = Statistics {
             struct_size: 0,
-            pinned_bytes: plugin.engine.pinned_bytes(),
-            staging_bytes: plugin.engine.staging_bytes(),
+            pinned_bytes: all.pinned_bytes,
+            staging_bytes: all.staging_bytes,
             rejected_connections: plugin.node.rejected(),
+            fallbacks: all.fallbacks,
+            refused: all.refused,
+            running: all.running,
+            regions: all.regions,
+            registered_bytes: all.registered_bytes,
+            mappings: all.mappings,
+            mapped_peers: all.mapped_peers,
+            bounce_bytes: all.bounce_bytes,
+            locked_bytes: all.locked_bytes,
+            paths,
         };
         // SAFETY: the caller's contract, as in the header.
         unsafe { put_structure("statistics", statistics, &now) }

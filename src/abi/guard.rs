@@ -97,6 +97,9 @@ pub(super) unsafe fn put_needed(
     size: usize,
     needed: *mut usize,
 ) -> Result<(), Refusal> {
+    if to.is_null() && size > 0 {
+        return Err(Refusal::invalid(format!("text is NULL, for {size} bytes")));
+    }
     // SAFETY: the caller's contract.
     let needs = unsafe { put_text(text, to, size) };
     if !needed.is_null() {

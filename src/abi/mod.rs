@@ -43,6 +43,7 @@ static API: Api = Api {
     release: submit::release,
     event_descriptor: calls::event_descriptor,
     statistics: calls::statistics,
+    cancel: submit::cancel,
 };
 
 /// The table of functions; null if this library does not know the version.

@@ -19,6 +19,7 @@ pub(super) const REFUSED: Status = 9;
 pub(super) const SYSTEM: Status = 10;
 pub(super) const FORKED: Status = 11;
 pub(super) const INTERNAL: Status = 12;
+pub(super) const CANCELLED: Status = 13;
 
 /// Why a call was refused: a code for the program, a sentence for a person.
 #[derive(Debug)]
@@ -63,6 +64,7 @@ pub(super) fn of(error: &Error) -> Status {
         | Error::NotServed { .. }
         | Error::Tcp { .. } => PEER_LOST,
         Error::Fallback { .. } | Error::NotStaged { .. } | Error::NoKernel { .. } => REFUSED,
+        Error::Cancelled => CANCELLED,
         Error::Listen { .. } | Error::System { .. } => SYSTEM,
         Error::Device(error) => of_device(error),
         _ => DEVICE_ERROR,
@@ -77,6 +79,7 @@ fn of_device(error: &DeviceError) -> Status {
         DeviceError::BadSize { .. }
         | DeviceError::UnknownAddress { .. }
         | DeviceError::NotExportable { .. }
+        | DeviceError::NotAccessible { .. }
         | DeviceError::NotOrderable { .. } => INVALID_ARGUMENT,
         _ => DEVICE_ERROR,
     }

@@ -264,7 +264,15 @@ unsafe fn ask(
             (2, status::of(error))
         }
     };
-    let path = match found.path {
+    let (path, bytes) = (number(found.path), found.bytes);
+    let status = types::BatchStatus { struct_size: 0, state, path, bytes, failure, reserved: 0 };
+    // SAFETY: the caller's contract.
+    unsafe { put_structure("status", to, &status) }
+}
+
+/// `KVFERRY_PATH_*`.
+pub(super) fn number(path: Path) -> u32 {
+    match path {
         Path::None => 0,
         Path::Kernel => 1,
         Path::Dma => 2,
@@ -273,11 +281,14 @@ unsafe fn ask(
         Path::Tcp => 5,
         Path::TcpStaged => 6,
         Path::Staged => 7,
-    };
-    let bytes = found.bytes;
-    let status = types::BatchStatus { struct_size: 0, state, path, bytes, failure, reserved: 0 };
-    // SAFETY: the caller's contract.
-    unsafe { put_structure("status", to, &status) }
+    }
+}
+
+pub(super) unsafe extern "C" fn cancel(batch: BatchHandle) -> Status {
+    call(|| {
+        let plugin = plugin::find(batch.engine)?;
+        Ok(plugin.engine.cancel(BatchId::from_bits(batch.id))?)
+    })
 }
 
 pub(super) unsafe extern "C" fn signal(batch: BatchHandle, stream: *mut c_void) -> Status {

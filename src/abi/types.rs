@@ -165,6 +165,20 @@ pub struct BatchStatus {
     pub reserved: u32,
 }
 
+/// `kvferry_path_statistics`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct PathStatistics {
+    /// Of which every byte landed.
+    pub completed: u64,
+    /// For another reason than that they were cancelled.
+    pub failed: u64,
+    /// Before all was moved.
+    pub cancelled: u64,
+    /// Of those that completed.
+    pub bytes: u64,
+}
+
 /// `kvferry_statistics`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -177,6 +191,26 @@ pub struct Statistics {
     pub staging_bytes: u64,
     /// Connections that were closed for what they said.
     pub rejected_connections: u64,
+    /// Batches that went a slower way.
+    pub fallbacks: u64,
+    /// Submissions.
+    pub refused: u64,
+    /// Batches.
+    pub running: u64,
+    /// Registered.
+    pub regions: u64,
+    /// Of all regions.
+    pub registered_bytes: u64,
+    /// Of other processes' allocations.
+    pub mappings: u64,
+    /// Whose these are.
+    pub mapped_peers: u64,
+    /// For staged offload.
+    pub bounce_bytes: u64,
+    /// Registered memory that is page-locked.
+    pub locked_bytes: u64,
+    /// By path number.
+    pub paths: [PathStatistics; 8],
 }
 
 /// A structure that begins with its size, of which a caller may know less than this library.
@@ -237,6 +271,7 @@ pub struct Api {
     pub release: unsafe extern "C" fn(BatchHandle) -> Status,
     pub event_descriptor: unsafe extern "C" fn(EngineHandle, *mut c_int) -> Status,
     pub statistics: unsafe extern "C" fn(EngineHandle, *mut Statistics) -> Status,
+    pub cancel: unsafe extern "C" fn(BatchHandle) -> Status,
 }
 
 type Submit<T> = unsafe extern "C" fn(

@@ -23,10 +23,10 @@ fn refusal(side: &mut dyn Obey, order: Order) -> String {
 }
 
 /// Bytes of all buffers here: not more than two chunks, wherever a chunk is at least 64 KiB.
-const LEN: u64 = 2 * (64 << 10);
+pub(super) const LEN: u64 = 2 * (64 << 10);
 
 /// Reads the peer's memory at `remote + at`, then writes it, and checks both ends whole.
-fn both_ways(pair: &mut Pair, remote: u64, at: u64, whole: u64, random: &mut SmallRng) {
+pub(super) fn both_ways(pair: &mut Pair, remote: u64, at: u64, whole: u64, random: &mut SmallRng) {
     let (ours, theirs): (u64, u64) = (random.random(), random.random());
     pair.there.done(Order::Fill { addr: remote, seed: theirs });
     let local = pair.here.filled(LEN, ours);

@@ -5,6 +5,7 @@ mod ends;
 mod forms;
 mod kinds;
 mod mappings;
+mod private;
 mod proofs;
 mod refusals;
 
@@ -25,6 +26,7 @@ pub(crate) use ends::*;
 pub(crate) use forms::*;
 pub(crate) use kinds::*;
 pub(crate) use mappings::*;
+pub(crate) use private::*;
 pub(crate) use proofs::*;
 pub(crate) use refusals::*;
 

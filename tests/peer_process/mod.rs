@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use image::{Image, Layout, Piece};
+pub(crate) use image::{Image, Layout, Piece, pattern};
 pub(crate) use side::{Answer, Failure, Kind, Move, Obey, Order, PATIENCE, Side, Usage, config};
 
 /// How it is told what to be.

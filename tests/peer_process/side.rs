@@ -119,6 +119,8 @@ pub(crate) enum Order {
     AllocateViews { len: u64, views: Vec<(u64, u64)> },
     /// Registered memory of a virtual memory API, that many chunks, all shareable but these.
     AllocateChunks { chunks: usize, private: Option<usize>, hole: Option<usize> },
+    /// Registered host memory of the process's own heap.
+    AllocatePrivate { len: u64 },
     /// Registered memory of a stream-ordered pool.
     AllocateFromPool { len: u64, shareable: bool },
     /// From now on no more than that many further descriptors; `None`: as many as at the start.
@@ -362,6 +364,10 @@ impl Side {
                 let memory = self.chunks(&(0..chunks).map(kind).collect::<Vec<_>>())?;
                 let region = (memory.addr(), memory.len());
                 self.register_foreign(region, memory)
+            }
+            Order::AllocatePrivate { len } => {
+                let mut memory = vec![0_u8; len as usize];
+                self.register_foreign((memory.as_mut_ptr() as u64, len), Box::new(memory))
             }
             #[cfg(feature = "cuda")]
             Order::AllocateFromPool { len, shareable } => {

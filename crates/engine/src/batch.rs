@@ -6,7 +6,9 @@ use std::fmt::{self, Display};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvferry_device::Ticket;
+use tracing::Span;
 
+use crate::ended::{Facts, Fallback};
 use crate::error::{Error, Result};
 use crate::mapping::OpenMapping;
 use crate::registry::{HostLock, Pin};
@@ -74,6 +76,32 @@ pub enum Path {
 }
 
 impl Path {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::None,
+        Self::Kernel,
+        Self::Dma,
+        Self::Mixed,
+        Self::Staged,
+        Self::Memcpy,
+        Self::Tcp,
+        Self::TcpStaged,
+    ];
+
+    /// As labels and reports spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Kernel => "kernel",
+            Self::Dma => "dma",
+            Self::Mixed => "mixed",
+            Self::Staged => "staged",
+            Self::Memcpy => "memcpy",
+            Self::Tcp => "tcp",
+            Self::TcpStaged => "tcp-staged",
+        }
+    }
+
     /// Of bytes of which some took one path and some another.
     pub(crate) fn and(self, other: Self) -> Self {
         match (self, other) {
@@ -86,16 +114,7 @@ impl Path {
 
 impl Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::None => "none",
-            Self::Kernel => "kernel",
-            Self::Dma => "dma",
-            Self::Mixed => "mixed",
-            Self::Staged => "staged",
-            Self::Memcpy => "memcpy",
-            Self::Tcp => "tcp",
-            Self::TcpStaged => "tcp-staged",
-        })
+        f.write_str(self.name())
     }
 }
 
@@ -155,6 +174,14 @@ struct Running {
     /// Why it will have failed once it is quiet.
     failure: Option<Error>,
     holds: Holds,
+    told: Told,
+}
+
+/// What is told of a batch when it ends.
+#[derive(Debug)]
+pub(crate) struct Told {
+    pub(crate) facts: Facts,
+    pub(crate) span: Span,
 }
 
 #[derive(Debug, Default)]
@@ -208,9 +235,10 @@ impl Batches {
         total: u64,
         (path, choice): (Path, Option<Choice>),
         holds: Holds,
+        told: Told,
     ) -> BatchId {
         let status = BatchStatus { state: State::Running, bytes: 0, path };
-        let running = Some(Running { pending, failure, holds });
+        let running = Some(Running { pending, failure, holds, told });
         self.insert(Batch { status, choice, total, running })
     }
 
@@ -250,12 +278,25 @@ impl Batches {
         Ok((batch.status.clone(), batch.running.as_ref().map(|running| ask(&running.pending))))
     }
 
-    /// Ends a running batch; of several threads that saw it end, one does it. Returns its status
-    /// and whether this call ended it.
-    pub(crate) fn finish(&self, id: BatchId, end: End) -> Result<(BatchStatus, bool)> {
+    /// What a batch waits for that runs, and its targets.
+    pub(crate) fn in_flight(&self, id: BatchId) -> Result<Option<(AllPending, Vec<Target>)>> {
+        let mut state = self.state();
+        let running = state.get(id)?.running.as_ref();
+        Ok(running.map(|running| (running.pending.clone(), running.holds.targets.clone())))
+    }
+
+    /// Ends a running batch; of several threads that saw it end, one does it. Returns its status and,
+    /// if this call ended it, what is to be told of it and all its bytes.
+    pub(crate) fn finish(
+        &self,
+        id: BatchId,
+        end: End,
+    ) -> Result<(BatchStatus, Option<(Told, u64)>)> {
         let mut state = self.state();
         let batch = state.get(id)?;
-        let Some(running) = batch.running.take() else { return Ok((batch.status.clone(), false)) };
+        let Some(mut running) = batch.running.take() else {
+            return Ok((batch.status.clone(), None));
+        };
         let failure = match &end {
             End::Unknown(error) => Some(error.clone()),
             End::Quiet => {
@@ -271,6 +312,7 @@ impl Batches {
         };
         if running.pending.transfer.as_ref().is_some_and(|transfer| transfer.fell_back()) {
             batch.status.path = batch.status.path.and(Path::Tcp);
+            running.told.facts.fallback.get_or_insert(Fallback::NotStaged);
         }
         match failure {
             None => {
@@ -279,7 +321,7 @@ impl Batches {
             }
             Some(error) => batch.status.state = State::Failed(error),
         }
-        let status = batch.status.clone();
+        let (status, total) = (batch.status.clone(), batch.total);
         state.running -= 1;
         drop(state);
         match end {
@@ -287,7 +329,7 @@ impl Batches {
             // Copies may still run: keep what they touch for the life of the process.
             End::Unknown(_) => std::mem::forget(running.holds),
         }
-        Ok((status, true))
+        Ok((status, Some((running.told, total))))
     }
 
     /// Forgets a batch that ended.
@@ -304,6 +346,11 @@ impl Batches {
             state.free.push_back(id.index);
         }
         Ok(())
+    }
+
+    /// How many run.
+    pub(crate) fn running_count(&self) -> usize {
+        self.state().running
     }
 
     /// Ids of the batches that run.

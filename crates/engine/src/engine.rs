@@ -7,17 +7,20 @@ use std::time::{Duration, Instant};
 use kvferry_device::{Consumer, Device, Export};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::batch::{AllPending, BatchId, BatchStatus, Batches, End, Holds, State};
+use crate::batch::{AllPending, BatchId, BatchStatus, Batches, End, Holds, Path, State, Told};
 use crate::buffer::Buffer;
 use crate::config::Config;
+use crate::ended::{Ended, Facts, Transport};
 use crate::error::{Error, Result};
 use crate::mapping::MappingCache;
+use crate::meters::Meters;
 use crate::pinned::PinnedAccount;
 use crate::plan::Op;
 use crate::profile::Tuning;
 use crate::registry::Registry;
 use crate::request::{Copies, Part, SubmitOptions};
 use crate::segment::{AllocationKey, Exports, Identity, NoExports, Segment};
+use crate::statistics::{Counters, Statistics};
 use crate::target::{Reach, Target};
 use crate::transport::peer::{Peer, Submitted};
 use crate::transport::tcp::{Listener, Tcp};
@@ -38,6 +41,8 @@ pub struct Engine {
     /// Made when it is first needed.
     tcp: Mutex<Option<Arc<Tcp>>>,
     batches: Batches,
+    meters: Meters,
+    counters: Counters,
     notifier: OnceLock<Arc<Notifier>>,
 }
 
@@ -62,6 +67,8 @@ impl Engine {
             devices,
             tcp: Mutex::default(),
             batches: Batches::default(),
+            meters: Meters::new(),
+            counters: Counters::default(),
             notifier: OnceLock::new(),
         }))
     }
@@ -305,6 +312,14 @@ impl Engine {
     /// As [`Engine::submit`], [`Error::UnknownBatch`], and `NotOrderable` behind a batch of another
     /// device or of TCP.
     pub fn submit_parts(&self, parts: &[Part<'_>], options: &SubmitOptions<'_>) -> Result<BatchId> {
+        self.try_submit(parts, options).inspect_err(|error| {
+            self.meters.refused(error);
+            self.counters.refused();
+        })
+    }
+
+    fn try_submit(&self, parts: &[Part<'_>], options: &SubmitOptions<'_>) -> Result<BatchId> {
+        let began = Instant::now();
         if let Some(lost) = parts.iter().find_map(|part| part.target.lost()) {
             return Err(lost);
         }
@@ -330,6 +345,7 @@ impl Engine {
                 let mut all = submitted.unwrap_or_else(Submitted::nothing);
                 all.bytes += summary.bytes;
                 all.path = all.path.and(summary.path);
+                all.fallback = all.fallback.or(summary.fallback);
                 let Holds { targets, _pins, .. } = summary.holds;
                 all.holds.targets.extend(targets);
                 all.holds._pins.extend(_pins);
@@ -344,14 +360,26 @@ impl Engine {
                 }
             }
         }) else {
+            let facts = Facts::new(parts, began, Transport::None);
+            let (path, time) = (Path::None, began.elapsed());
+            self.tell(&Ended { facts, path, bytes: 0, time, failure: None });
             return Ok(self.batches.insert_completed());
         };
         if let Some(error) = &submitted.failure {
             tracing::warn!(%error, "a batch failed while it was submitted");
         }
-        let Submitted { pending, paced, failure, bytes, path, choice, holds } = submitted;
+        let Submitted { pending, paced, failure, bytes, path, choice, fallback, holds } = submitted;
+        let transport = match (&transfer, choice) {
+            (Some(_), _) if near.iter().any(|part| !part.copies.are_empty()) => Transport::Mixed,
+            (Some(_), _) => Transport::Tcp,
+            (None, Some(_)) => Transport::Offload,
+            (None, None) => Transport::Peer,
+        };
+        let fallback = fallback.or(choice.and_then(|choice| choice.reason.fallback()));
+        let facts = Facts { fallback, ..Facts::new(parts, began, transport) };
+        let told = Told { span: facts.span(parts, path, bytes), facts };
         let pending = AllPending { submissions: pending.into(), paced: paced.into(), transfer };
-        let id = self.batches.insert_running(pending, failure, bytes, (path, choice), holds);
+        let id = self.batches.insert_running(pending, failure, bytes, (path, choice), holds, told);
         if let Some(notifier) = self.notifier.get() {
             notifier.wake();
         }
@@ -435,9 +463,9 @@ impl Engine {
             (_, Some(Ok(true))) => End::Quiet,
             (_, Some(Err(error))) => End::Unknown(error.into()),
         };
-        let (status, ended_here) = self.batches.finish(id, end)?;
-        if ended_here {
-            self.ended(id, &status);
+        let (status, ended) = self.batches.finish(id, end)?;
+        if let Some((told, bytes)) = ended {
+            self.ended(id, &status, &told, bytes);
         }
         Ok(status)
     }
@@ -474,6 +502,29 @@ impl Engine {
             }
             rest(waited);
         }
+    }
+
+    /// Asks that what of a batch has not been moved yet is not, and returns at once.
+    ///
+    /// The batch ends by itself, once, as any other: failed with [`Error::Cancelled`] if some of it
+    /// was left out, and completed if it was too late. Its memory is quiet when it has ended, not
+    /// before. How late is too late depends on the transport: a device's queue gives nothing back
+    /// that it was given, so such a batch runs to its end; one that is submitted step by step ends
+    /// behind the steps that run; over TCP the peer is asked to stop, and one that does not answer
+    /// is given up after `MC_TCP_STATUS_TIMEOUT_SEC`. Cancelling again, or behind the end, changes
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`Error::UnknownBatch`].
+    pub fn cancel(&self, id: BatchId) -> Result<()> {
+        let Some((pending, targets)) = self.batches.in_flight(id)? else { return Ok(()) };
+        pending.paced.iter().for_each(|paced| paced.cancel());
+        if let Some(transfer) = pending.transfer {
+            transfer.cancel();
+            targets.iter().filter_map(Target::session).for_each(|session| session.sweep());
+        }
+        tracing::debug!(%id, "asked to cancel");
+        Ok(())
     }
 
     /// Forgets a batch that ended; its id is unknown from then on.
@@ -524,6 +575,24 @@ impl Engine {
         self.peer.bounce_bytes()
     }
 
+    /// What the engine has done and holds now.
+    pub fn statistics(&self) -> Statistics {
+        let (regions, registered_bytes) = self.registry.total();
+        let (mappings, mapped_peers) = self.mappings.total();
+        Statistics {
+            running: self.batches.running_count() as u64,
+            regions: regions as u64,
+            registered_bytes,
+            mappings: mappings as u64,
+            mapped_peers: mapped_peers as u64,
+            pinned_bytes: self.pinned_bytes(),
+            staging_bytes: self.staging_bytes(),
+            bounce_bytes: self.bounce_bytes(),
+            locked_bytes: self.registry.pinned().used(),
+            ..self.counters.snapshot()
+        }
+    }
+
     /// A number of the TCP transport's, if there is one.
     fn of_tcp(&self, number: impl Fn(&Tcp) -> u64) -> u64 {
         let tcp = self.tcp.lock().unwrap_or_else(PoisonError::into_inner);
@@ -540,13 +609,31 @@ impl Engine {
         running.len() - ended.count()
     }
 
-    fn ended(&self, id: BatchId, status: &BatchStatus) {
-        if let State::Failed(error) = &status.state {
-            tracing::warn!(%id, %error, "batch failed");
+    /// Tells everybody of a batch that ended just now.
+    fn ended(&self, id: BatchId, status: &BatchStatus, told: &Told, bytes: u64) {
+        let failure = match &status.state {
+            State::Failed(error) => Some(error),
+            State::Running | State::Completed => None,
+        };
+        match failure {
+            None => {}
+            Some(Error::Cancelled) => tracing::debug!(%id, "batch cancelled"),
+            Some(error) => tracing::warn!(%id, %error, "batch failed"),
         }
+        let Told { facts, span } = told;
+        let (facts, path, time) = (*facts, status.path, facts.submitted.elapsed());
+        let ended = Ended { facts, path, bytes, time, failure };
+        ended.record(span);
+        self.tell(&ended);
         if let Some(notifier) = self.notifier.get() {
             notifier.signal();
         }
+    }
+
+    /// Counts a batch that ended.
+    fn tell(&self, ended: &Ended<'_>) {
+        self.meters.ended(ended);
+        self.counters.ended(ended);
     }
 
     pub(crate) fn registry(&self) -> &Arc<Registry> {

@@ -526,6 +526,9 @@ pub enum Error {
         "batch {0} is submitted step by step, and not all of it is: no stream can wait for the rest; wait for the batch on the host, or submit it with OffloadMode::Direct and no MC_KVFERRY_MAX_RATE"
     )]
     NotAllSubmitted(BatchId),
+    /// [`Engine::cancel`](crate::Engine::cancel) ended the batch before all of it was moved.
+    #[error("the batch was cancelled before all of its bytes were moved")]
+    Cancelled,
     /// The engine was dropped before all of a batch was submitted.
     #[error("the engine was dropped before all of the batch was submitted")]
     Stopped,
@@ -553,6 +556,34 @@ pub enum Error {
         /// The system's word.
         reason: String,
     },
+}
+
+impl Error {
+    /// What kind of failure it is, as metrics and spans name it: a handful of names, for alarms.
+    pub fn kind(&self) -> &'static str {
+        use kvferry_device::Error as Device;
+        match self {
+            Self::Range(_)
+            | Self::Form(_)
+            | Self::MixedParts { .. }
+            | Self::Device(Device::NotOrderable { .. } | Device::BadSize { .. }) => "bad_request",
+            Self::PeerLost { .. } => "peer_lost",
+            Self::Tcp { .. } | Self::NotServed { .. } => "tcp",
+            Self::ExportRefused { .. } | Self::ProbeRefused { .. } | Self::BadSegment { .. } => {
+                "peer_refused"
+            }
+            Self::Unreachable { .. } | Self::Unproven { .. } | Self::MappedElsewhere { .. } => {
+                "unreachable"
+            }
+            Self::Fallback { .. } | Self::NotStaged { .. } => "slower_way_refused",
+            Self::PinnedBudget { .. } | Self::Device(Device::OutOfMemory { .. }) => "out_of_memory",
+            Self::Device(Device::Lost { .. } | Device::Stalled { .. }) => "device_lost",
+            Self::Device(_) => "device",
+            Self::Cancelled => "cancelled",
+            Self::Stopped => "stopped",
+            _ => "other",
+        }
+    }
 }
 
 /// An engine result.

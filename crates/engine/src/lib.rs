@@ -8,11 +8,13 @@ mod buffer;
 pub mod calibrate;
 mod config;
 mod devices;
+mod ended;
 mod engine;
 mod error;
 mod lease;
 mod mapping;
 pub mod measure;
+mod meters;
 mod pinned;
 mod plan;
 pub mod profile;
@@ -20,6 +22,7 @@ mod proof;
 mod registry;
 mod request;
 mod segment;
+mod statistics;
 mod store;
 mod target;
 mod transport;
@@ -28,6 +31,7 @@ pub use batch::{BatchId, BatchStatus, Path, State};
 pub use buffer::Buffer;
 pub use config::{Config, KNOBS, Knob, KnobError, OverlapCheck, Policy, Setting, Source};
 pub use devices::{BadDeviceName, DeviceName, open_device, visible_gpus};
+pub use ended::{Fallback, Flow, Transport};
 pub use engine::Engine;
 pub use error::{Error, FormError, FormPage, FormPiece, RangeError, Result, Side};
 pub use lease::Lease;
@@ -39,6 +43,7 @@ pub use request::{Copies, OffloadMode, Part, SubmitOptions, UnknownMode};
 pub use segment::{
     AllocationKey, Exports, ExportsError, Identity, Segment, SegmentAllocation, SegmentRegion,
 };
+pub use statistics::{PathStatistics, Statistics};
 pub use store::{
     PageBatch, PageKey, PageShape, PageStore, StoreError, StoreOptions, StoreStatistics, WhenFull,
 };

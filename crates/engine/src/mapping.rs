@@ -10,7 +10,7 @@
 //! - Whoever lets go, batches that use it keep it open until their copies are quiet. Whoever lets
 //!   go last closes it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -149,6 +149,14 @@ impl MappingCache {
         let state = self.state();
         let kept = |entry: &&Entry| entry.kept.is_some() && entry.keepers.contains(&keeper);
         state.entries.values().filter(kept).count()
+    }
+
+    /// How many mappings are kept, and of how many processes.
+    pub(crate) fn total(&self) -> (usize, usize) {
+        let state = self.state();
+        let kept = state.entries.iter().filter(|(_, entry)| entry.kept.is_some());
+        let processes: HashSet<_> = kept.clone().map(|(key, _)| key.process).collect();
+        (kept.count(), processes.len())
     }
 
     fn keep(

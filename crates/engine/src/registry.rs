@@ -348,6 +348,12 @@ impl Registry {
         Ok(lock)
     }
 
+    /// How many regions there are, and their bytes.
+    pub(crate) fn total(&self) -> (usize, u64) {
+        let state = self.state();
+        (state.by_addr.len(), state.by_addr.values().map(|region| region.len).sum())
+    }
+
     pub(crate) fn pinned(&self) -> &Arc<PinnedAccount> {
         &self.pinned
     }

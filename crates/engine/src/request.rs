@@ -21,6 +21,18 @@ pub enum Copies<'a> {
 }
 
 impl Copies<'_> {
+    /// Pieces, empty ones too; of more than 64 bits can count, as many as they can.
+    pub(crate) fn count(&self) -> u64 {
+        fn of_forms(list: &[impl Form]) -> u64 {
+            list.iter().map(|form| form.grid().count()).fold(0, u64::saturating_add)
+        }
+        match self {
+            Self::Ranges(list) => list.len() as u64,
+            Self::Strided(list) => of_forms(list),
+            Self::Paged(list) => of_forms(list),
+        }
+    }
+
     /// Whether there is no byte to copy.
     pub(crate) fn are_empty(&self) -> bool {
         match self {

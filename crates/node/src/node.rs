@@ -130,9 +130,11 @@ impl Node {
         self.local.batch.as_ref().map(Listener::address)
     }
 
-    /// How many connections ended because of what they said, or did not say in time.
+    /// How many connections, to any of its ports, ended because of what they said, or did not say
+    /// in time.
     pub fn rejected(&self) -> u64 {
-        self.local.rejected.load(Ordering::Relaxed)
+        let lanes = self.local.batch.as_ref().map_or(0, Listener::rejected);
+        self.local.rejected.load(Ordering::Relaxed) + lanes
     }
 
     /// Opens a peer, which may be another engine of this process or this node itself. Takes 10

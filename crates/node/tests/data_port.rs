@@ -470,3 +470,25 @@ fn a_node_on_all_addresses_is_reached_over_both_families() {
         other.buffer.write(0, &[0; 64]).unwrap();
     }
 }
+
+#[test]
+fn memory_of_any_origin_is_listed_read_and_written() {
+    let side = side(MooncakeLimits::default());
+    let mut heap = vec![5_u8; 5000];
+    let (addr, length) = (heap.as_mut_ptr() as u64 + 1, 4321);
+    // SAFETY: it is unregistered below, before its end.
+    unsafe { side.engine.register(addr, length) }.unwrap();
+    let listed = side.descriptor().buffers;
+    assert!(listed.iter().any(|buffer| (buffer.addr, buffer.length) == (addr, length)));
+    let mut stream = side.data_stranger();
+    assert_eq!(read(&mut stream, addr, length as usize), vec![5; length as usize]);
+    let mut write = header(WireOp::Write, Version::V2, addr + 4000, 321).to_vec();
+    write.extend([9; 321]);
+    stream.write_all(&write).unwrap();
+    let mut status = [0; 8];
+    stream.read_exact(&mut status).unwrap();
+    assert_eq!(status, Status::Done.encode());
+    assert_eq!(read(&mut stream, addr + 3999, 322), [&[5][..], &[9; 321]].concat());
+    side.engine.unregister(addr).unwrap();
+    assert_eq!(heap[4000..], [&[5][..], &[9; 321], &[5; 678]].concat());
+}

@@ -105,6 +105,11 @@ impl<'a> Grid<'a> {
         self.local.numbers.is_empty() || self.layers == 0 || self.rows == 0 || self.len == 0
     }
 
+    /// Pieces; of more than 64 bits can count, as many as they can.
+    pub(crate) fn count(&self) -> u64 {
+        self.pieces().unwrap_or(u64::MAX)
+    }
+
     fn pieces(&self) -> Option<u64> {
         let of_a_page = self.layers.checked_mul(self.rows)?;
         of_a_page.checked_mul(self.local.numbers.len() as u64)

@@ -17,6 +17,7 @@ use super::offload::{Choice, Direction, Offload, Paced, Parts};
 use super::place::{FormPlan, Place, Plan, RangePlan, RemoteWindows, compact_copies};
 use crate::batch::{Holds, Path, Pending};
 use crate::config::{Config, OverlapCheck};
+use crate::ended::Fallback;
 use crate::error::{Error, RangeError, Result, Side};
 use crate::plan::{
     Extent, Form, Limits, Op, Range, Scratch, Strides, check_bounds, check_bounds_and_mark,
@@ -60,6 +61,7 @@ pub(crate) struct Submitted {
     pub(crate) path: Path,
     /// How it goes between a GPU and host memory, if it does.
     pub(crate) choice: Option<Choice>,
+    pub(crate) fallback: Option<Fallback>,
     pub(crate) holds: Holds,
 }
 
@@ -68,7 +70,8 @@ impl Submitted {
     pub(crate) fn nothing() -> Self {
         let holds = Holds::default();
         let (pending, paced) = (Vec::new(), Vec::new());
-        Self { pending, paced, failure: None, bytes: 0, path: Path::None, choice: None, holds }
+        let (failure, path, choice, fallback) = (None, Path::None, None, None);
+        Self { pending, paced, failure, bytes: 0, path, choice, fallback, holds }
     }
 
     /// Whether nothing runs, or will.
@@ -83,6 +86,7 @@ impl Submitted {
         self.bytes += more.bytes;
         self.path = self.path.and(more.path);
         self.choice = self.choice.or(more.choice);
+        self.fallback = self.fallback.or(more.fallback);
     }
 }
 
@@ -493,14 +497,17 @@ impl Peer {
         let kernel = wanted && lane.device.info().capabilities.contains(Capabilities::KERNEL);
         let batch_min = lane.tuning.values.batch_min;
         let wants = |(plan, strides): &(&Plan<'_>, &Strides)| plan.wants_kernel(strides, batch_min);
+        let mut fallback = None;
         if wanted && !kernel && parts.iter().any(wants) {
             self.fall_back(lane, parts)?;
+            fallback = Some(Fallback::NoKernel);
         }
         if self.offload.is_rated() || !order.paced.is_empty() {
-            return self.offload.pace_others(device, lane, kernel, parts, order);
+            let paced = self.offload.pace_others(device, lane, kernel, parts, order)?;
+            return Ok(Submitted { fallback, ..paced });
         }
         let loads = parts.iter().map(|(plan, strides)| Load::of(plan, strides, kernel, batch_min));
-        let mut submitted = Submitted::nothing();
+        let mut submitted = Submitted { fallback, ..Submitted::nothing() };
         submitted.bytes = parts.iter().map(|(plan, _)| plan.bytes()).sum();
         let grid = lane.tuning.values.max_grid_blocks;
         let loads = Load::joined(loads.collect());

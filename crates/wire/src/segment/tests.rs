@@ -90,6 +90,19 @@ fn protocols_are_a_string_or_an_array_and_the_rest_may_be_absent() {
 }
 
 #[test]
+fn memory_that_cannot_be_mapped_says_so_and_other_memory_says_nothing() {
+    let mut changed = descriptor();
+    let allocation = |it: &Descriptor| it.kvferry.as_ref().unwrap().allocations[0];
+    changed.kvferry.as_mut().unwrap().allocations[0].mappable = false;
+    let json = encode(&changed).unwrap();
+    assert!(
+        String::from_utf8(json.clone()).unwrap().contains(r#""length":4096,"mappable":false}"#)
+    );
+    assert!(!allocation(&parse(&json).unwrap()).mappable);
+    assert!(!String::from_utf8(encode(&descriptor()).unwrap()).unwrap().contains("mappable"));
+}
+
+#[test]
 fn a_vendor_of_the_future_does_not_spoil_the_rest() {
     let json = String::from_utf8(encode(&descriptor()).unwrap()).unwrap().replace("cuda", "metal");
     let extension = parse(json.as_bytes()).unwrap().kvferry.unwrap();

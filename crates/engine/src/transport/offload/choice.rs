@@ -6,6 +6,7 @@ use kvferry_device::{CopyDescriptor, Rows};
 
 use super::fragments::{Direction, Fragments, append};
 use crate::config::Policy;
+use crate::ended::Fallback;
 use crate::request::OffloadMode;
 
 /// How a batch went, and why so.
@@ -48,6 +49,17 @@ pub enum Reason {
     TooFewToStage,
     /// There is no device memory to stage in.
     NoBounce,
+}
+
+impl Reason {
+    /// If the batch went a slower way than it could have: why.
+    pub(crate) fn fallback(self) -> Option<Fallback> {
+        match self {
+            Self::NoKernel => Some(Fallback::NoKernel),
+            Self::NoBounce => Some(Fallback::NoBounce),
+            _ => None,
+        }
+    }
 }
 
 impl Display for Choice {

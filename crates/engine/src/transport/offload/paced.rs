@@ -6,6 +6,7 @@
 //! until the next step is due, or, as no vendor's event wakes a thread, for moments while steps run.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -18,8 +19,13 @@ use crate::error::{Error, Result};
 use crate::transport::lane::Lane;
 
 /// A batch that a worker submits, as whoever waits for it sees it.
-#[derive(Debug, Default)]
-pub(crate) struct Paced(Mutex<Progress>);
+#[derive(Debug)]
+pub(crate) struct Paced {
+    progress: Mutex<Progress>,
+    cancelled: AtomicBool,
+    /// The worker's.
+    shared: Arc<Shared>,
+}
 
 #[derive(Debug, Default)]
 struct Progress {
@@ -38,7 +44,7 @@ impl Paced {
     /// # Errors
     /// If its device is lost.
     pub(crate) fn ended(&self) -> Result<bool, kvferry_device::Error> {
-        let progress = lock(&self.0);
+        let progress = lock(&self.progress);
         match &progress.lost {
             Some(lost) => Err(lost.clone()),
             None => Ok(progress.ended),
@@ -47,12 +53,18 @@ impl Paced {
 
     /// Why it failed, once it has ended.
     pub(crate) fn failure(&self) -> Option<Error> {
-        lock(&self.0).failure.clone()
+        lock(&self.progress).failure.clone()
+    }
+
+    /// Submits nothing more of it; what runs ends.
+    pub(crate) fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Release);
+        self.shared.call();
     }
 
     /// What it waits for, if all of it is submitted.
     pub(crate) fn submissions(&self) -> Option<Vec<Pending>> {
-        let progress = lock(&self.0);
+        let progress = lock(&self.progress);
         progress.all_submitted.then(|| progress.pending.clone())
     }
 }
@@ -128,7 +140,7 @@ impl Running {
 
     /// Tells whoever waits how far it is. Steps leave their list before the batch ends.
     fn publish(&self, ended: bool) {
-        let mut progress = lock(&self.paced.0);
+        let mut progress = lock(&self.paced.progress);
         progress.pending.clear();
         progress
             .pending
@@ -181,12 +193,27 @@ pub(super) fn step_bytes(chunk_bytes: u64, rate: Option<u64>) -> u64 {
 struct Inbox {
     jobs: Vec<Running>,
     stop: bool,
+    /// Something is to be looked at before the worker rests.
+    called: bool,
 }
 
 #[derive(Default)]
 struct Shared {
     inbox: Mutex<Inbox>,
     woken: Condvar,
+}
+
+impl Shared {
+    fn call(&self) {
+        lock(&self.inbox).called = true;
+        self.woken.notify_one();
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
 }
 
 /// The worker of one device.
@@ -217,7 +244,11 @@ impl Worker {
     }
 
     pub(super) fn add(&self, job: Job) -> Arc<Paced> {
-        let paced = Arc::new(Paced::default());
+        let paced = Arc::new(Paced {
+            progress: Mutex::default(),
+            cancelled: AtomicBool::new(false),
+            shared: Arc::clone(&self.shared),
+        });
         let running = Running {
             job,
             paced: Arc::clone(&paced),
@@ -268,6 +299,7 @@ fn run(shared: &Shared, mut pace: Pace) {
             jobs.extend(inbox.jobs.drain(..));
         }
         let stop = inbox.stop;
+        inbox.called = false;
         drop(inbox);
 
         let now = Instant::now();
@@ -277,6 +309,9 @@ fn run(shared: &Shared, mut pace: Pace) {
             let Some(mut job) = jobs.pop_front() else { break };
             if stop && job.has_next() {
                 job.failure = Some(Error::Stopped);
+            }
+            if job.has_next() && job.paced.cancelled.load(Ordering::Acquire) {
+                job.failure = Some(Error::Cancelled);
             }
             match advance(&mut job, &mut pace, now) {
                 Advance::Ended => moved = true,
@@ -355,7 +390,7 @@ fn check(running: &mut Running, lane: &Arc<Lane>, moved: bool) -> Advance {
     if let Some(lost) = waits_for_device.then(|| lane.check().err()).flatten() {
         // Its steps and their buffers stay as they are: the batch's holds are leaked by whoever
         // ends it.
-        lock(&running.paced.0).lost = Some(lost);
+        lock(&running.paced.progress).lost = Some(lost);
         return Advance::Ended;
     }
     Advance::Waits
@@ -375,7 +410,8 @@ fn rest(shared: &Shared, jobs: &VecDeque<Running>, pace: &Pace, waited: Duration
         (false, false) => due.unwrap_or(NAP).max(NAP),
     };
     let inbox = lock(&shared.inbox);
-    if inbox.jobs.is_empty() && !(inbox.stop && jobs.iter().any(Running::has_next)) {
+    if inbox.jobs.is_empty() && !inbox.called && !(inbox.stop && jobs.iter().any(Running::has_next))
+    {
         let _ = shared.woken.wait_timeout(inbox, nap);
     }
 }

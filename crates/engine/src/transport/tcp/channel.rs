@@ -175,6 +175,11 @@ impl Channel {
         self.moves.remove(&request)
     }
 
+    /// Gathers and offers nothing more of a request.
+    pub(super) fn stop_sending(&mut self, request: u64) {
+        self.sending.retain(|it| *it != request);
+    }
+
     /// Requests whose move changed.
     pub(super) fn take_changed(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.changed)

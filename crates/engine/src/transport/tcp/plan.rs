@@ -9,6 +9,7 @@ use super::session::Session;
 use super::transfer::{Asked, Job, Transfer, Work};
 use crate::batch::{Holds, Path};
 use crate::config::OverlapCheck;
+use crate::ended::Fallback;
 use crate::error::{Error, Result};
 use crate::plan::{
     Form, Limits, Op, Scratch, check_bounds, check_form_bounds, check_form_overlaps, check_overlaps,
@@ -39,6 +40,7 @@ struct PlannedPart {
 pub(crate) struct Summary {
     pub(crate) bytes: u64,
     pub(crate) path: Path,
+    pub(crate) fallback: Option<Fallback>,
     pub(crate) holds: Holds,
 }
 
@@ -81,7 +83,8 @@ impl Tcp {
         registry: &Registry,
         parts: &[&Part<'_>],
     ) -> Result<(Planned, Summary)> {
-        let mut summary = Summary { bytes: 0, path: Path::None, holds: Holds::default() };
+        let (path, holds) = (Path::None, Holds::default());
+        let mut summary = Summary { bytes: 0, path, fallback: None, holds };
         let mut planned = Vec::with_capacity(parts.len());
         let mut device = 0;
         for part in parts {
@@ -92,7 +95,9 @@ impl Tcp {
             let checked = self.check(peer, registry, part)?;
             device = checked.device;
             summary.bytes += checked.bytes;
-            summary.path = summary.path.and(self.path(checked.device, part.target)?);
+            let (path, fallback) = self.path(checked.device, part.target)?;
+            summary.path = summary.path.and(path);
+            summary.fallback = summary.fallback.or(fallback);
             let order = Arc::new(self.order(part, &checked));
             let requests = self.requests(part, &checked, &order)?;
             summary.holds.targets.push(part.target.clone());
@@ -153,11 +158,11 @@ impl Tcp {
         Ok(Checked { local, remote, scratch, bytes, device })
     }
 
-    /// How this side's bytes go.
-    fn path(&self, device: usize, target: &Target) -> Result<Path> {
+    /// How this side's bytes go, and whether they could go faster.
+    fn path(&self, device: usize, target: &Target) -> Result<(Path, Option<Fallback>)> {
         let staging = &self.shared.staging;
         if staging.is_host(device) {
-            return Ok(Path::Tcp);
+            return Ok((Path::Tcp, None));
         }
         let pool = staging.pool(device)?;
         let why_not = if !(pool.is_staged(Side::Send) && pool.is_staged(Side::Receive)) {
@@ -167,10 +172,11 @@ impl Tcp {
         } else {
             None
         };
-        if let Some(reason) = why_not {
-            pool.fall_back(target.name(), &reason)?;
+        if let Some(reason) = &why_not {
+            pool.fall_back(target.name(), reason)?;
         }
-        Ok(if pool.is_staged(Side::Send) { Path::TcpStaged } else { Path::Tcp })
+        let path = if pool.is_staged(Side::Send) { Path::TcpStaged } else { Path::Tcp };
+        Ok((path, why_not.map(|_| Fallback::NotStaged)))
     }
 
     fn order(&self, part: &Part<'_>, checked: &Checked) -> Order {

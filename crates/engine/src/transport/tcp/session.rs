@@ -69,6 +69,8 @@ enum Standing {
 struct Queue {
     jobs: VecDeque<Job>,
     lanes: Vec<Standing>,
+    /// Counts [`Session::sweep`].
+    sweeps: u64,
     /// No more jobs will come.
     closed: bool,
     /// Why everything fails from now on.
@@ -92,6 +94,7 @@ impl Session {
             queue: Mutex::new(Queue {
                 jobs: VecDeque::new(),
                 lanes: vec![Standing::Away; lanes],
+                sweeps: 0,
                 closed: false,
                 stopped: None,
             }),
@@ -111,6 +114,10 @@ impl Session {
             drop(queue);
             return job.claim.end(Err(failed));
         }
+        if job.claim.is_cancelled() {
+            drop(queue);
+            return job.claim.end(Err(Error::Cancelled));
+        }
         queue.jobs.push_back(job);
         // Busy lanes look by themselves.
         if let Some(idle) = queue.lanes.iter().position(|lane| *lane == Standing::Idle) {
@@ -121,6 +128,20 @@ impl Session {
             drop(queue);
             self.shared.wake();
         }
+    }
+
+    /// Ends what is left of transfers that were cancelled: at once what no lane has begun, and the
+    /// rest as soon as the peer says that nothing moves for it any more.
+    pub(crate) fn sweep(&self) {
+        let mut queue = self.shared.queue();
+        queue.sweeps += 1;
+        let jobs = std::mem::take(&mut queue.jobs);
+        let (cancelled, kept): (Vec<_>, Vec<_>) =
+            jobs.into_iter().partition(|job| job.claim.is_cancelled());
+        queue.jobs = kept.into();
+        drop(queue);
+        cancelled.into_iter().for_each(|job| job.claim.end(Err(Error::Cancelled)));
+        self.shared.wake();
     }
 
     /// Whether [`Session::stop`] ended it.
@@ -158,7 +179,11 @@ impl SessionShared {
             drop(queue);
             return jobs.into_iter().for_each(|job| job.claim.end(Err(failed.clone())));
         }
+        let (cancelled, jobs): (Vec<_>, Vec<_>) =
+            jobs.into_iter().partition(|job| job.claim.is_cancelled());
         jobs.into_iter().rev().for_each(|job| queue.jobs.push_front(job));
+        drop(queue);
+        cancelled.into_iter().for_each(|job| job.claim.end(Err(Error::Cancelled)));
     }
 
     fn stop(&self, reason: &str) {
@@ -234,6 +259,8 @@ impl Lane {
                 let queue = self.shared.queue();
                 (queue.stopped.clone(), queue.closed, queue.jobs.is_empty())
             };
+            self.asker.sweep(&mut self.machine, |_| {});
+            self.asker.hear_ends(&mut self.machine);
             let idle = idle && self.asker.asked.is_empty();
             if let Some(reason) = stopped {
                 return self.give_up(&reason);

@@ -16,6 +16,7 @@ pub(crate) struct Transfer {
     remaining: AtomicUsize,
     failure: Mutex<Option<Error>>,
     fell_back: AtomicBool,
+    cancelled: AtomicBool,
 }
 
 impl Transfer {
@@ -32,6 +33,12 @@ impl Transfer {
     /// Whether something went by a slower path than its batch says.
     pub(crate) fn fell_back(&self) -> bool {
         self.fell_back.load(Ordering::Relaxed)
+    }
+
+    /// Asks that what has not been moved is not. Its sessions have to
+    /// [`sweep`](super::Session::sweep) behind this.
+    pub(crate) fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Release);
     }
 
     /// Something more to wait for.
@@ -59,6 +66,11 @@ impl Claim {
     /// Another one of the same transfer.
     pub(super) fn another(&self) -> Self {
         self.transfer.claim()
+    }
+
+    /// Whether nobody wants it any more.
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.transfer.cancelled.load(Ordering::Acquire)
     }
 
     pub(super) fn fall_back(&self) {

@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kvferry_wire::batch::{Initiator, Outcome, initiator};
+use kvferry_wire::batch::{Code, Initiator, Outcome, Status, initiator};
 
 use super::super::channel::{Channel, Role};
 use super::super::cut::Scratch;
 use super::super::layout::Layout;
 use super::super::transfer::{Asked, Claim, Job, Work};
 use super::{AT_ONCE, Queue, SessionShared, Standing};
+use crate::error::Error;
 
 /// Bytes of its requests that a lane has before it, not gathered or not arrived yet, when it takes the
 /// next one: a READ finds its way to the first byte in the time of a few slices (on an H200 machine,
@@ -26,6 +27,8 @@ pub(super) struct Asker {
     ended: HashMap<u64, Outcome>,
     pub(super) open: bool,
     pub(super) draining: bool,
+    /// The last sweep that it took part in.
+    swept: u64,
     /// Why there will be no other connection.
     pub(super) loss: Option<String>,
 }
@@ -40,6 +43,7 @@ pub(super) struct Open {
 impl Role<Initiator> for Asker {
     fn attend(&mut self, end: &mut Initiator, channel: &mut Channel) -> bool {
         loop {
+            self.sweep(end, |request| channel.stop_sending(request));
             self.hear(end, channel);
             match self.ask(end, channel) {
                 None => return false,
@@ -61,6 +65,7 @@ impl Asker {
             ended: HashMap::new(),
             open: false,
             draining: false,
+            swept: 0,
             loss: None,
         }
     }
@@ -103,6 +108,18 @@ impl Asker {
                 channel.end(request);
                 self.finish(request);
             }
+        }
+    }
+
+    /// Gives requests up whose transfers were cancelled since the last time; `stop` is told of each.
+    pub(super) fn sweep(&mut self, end: &mut Initiator, mut stop: impl FnMut(u64)) {
+        let sweeps = self.shared.queue().sweeps;
+        if std::mem::replace(&mut self.swept, sweeps) == sweeps {
+            return;
+        }
+        for (&request, _) in self.asked.iter().filter(|(_, open)| open.claim.is_cancelled()) {
+            stop(request);
+            end.cancel(request);
         }
     }
 
@@ -155,6 +172,9 @@ impl Asker {
     /// Makes requests of a job: one for this lane, and what it was not alone.
     fn begin(&mut self, job: Job, end: &mut Initiator) {
         let Job { claim, work } = job;
+        if claim.is_cancelled() {
+            return claim.end(Err(Error::Cancelled));
+        }
         let asked = match work {
             Work::Ask(asked) => asked,
             Work::Cut(share) => {
@@ -196,8 +216,15 @@ impl Asker {
     fn finish(&mut self, request: u64) {
         let Some(outcome) = self.ended.remove(&request) else { return };
         let Some(open) = self.asked.remove(&request) else { return };
+        let cancelled = open.claim.is_cancelled();
         open.claim.end(match outcome {
             Outcome::Done => Ok(()),
+            Outcome::Failed(Status { code: Code::Cancelled, .. })
+            | Outcome::Lost { quiet: true }
+                if cancelled =>
+            {
+                Err(Error::Cancelled)
+            }
             Outcome::Failed(status) => Err(self.shared.failed(&status.to_string())),
             Outcome::Lost { quiet } => {
                 let reason = self.loss.as_deref().unwrap_or("its lane was lost too often");
