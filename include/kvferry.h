@@ -264,7 +264,9 @@ typedef struct kvferry_api {
 
     /* Opens devices and listens for peers. config may be NULL. */
     kvferry_status (*create)(const kvferry_config *config, kvferry_engine *engine);
-    /* Waits for batches in flight, then ends the engine; peers see it as lost. */
+    /* Waits for batches in flight and for peers that use registered memory now, then ends the engine;
+     * peers see it as lost. Memory that was registered may be freed then. KVFERRY_BUSY: the engine is
+     * gone, but something still uses memory that last_error names: keep it. */
     kvferry_status (*destroy)(kvferry_engine engine);
     /* The host:port that peers open. needed (or NULL) gets what the whole text needs. */
     kvferry_status (*name)(kvferry_engine engine, char *text, size_t size, size_t *needed);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use kvferry_engine::{Buffer, Engine};
+use kvferry_engine::{Buffer, Engine, Error};
 use kvferry_node::{Node, Peer};
 
 use super::status::Refusal;
@@ -57,12 +57,19 @@ pub(super) fn insert(node: Arc<Node>) -> EngineHandle {
     handle
 }
 
-/// Ends an engine, once the calls that other threads are in have returned.
+/// Ends an engine, once the calls that other threads are in have returned. Its regions end here,
+/// whoever uses them now, so that the caller may free their memory.
 pub(super) fn remove(handle: EngineHandle) -> Result<(), Refusal> {
     let plugin = plugins_mut().remove(&handle).ok_or_else(|| unknown(handle))?;
     // Buffers hold the engine, so they go by hand.
     plugin.buffers().clear();
-    Ok(())
+    let regions = plugin.engine.segment().regions;
+    let busy = regions.iter().filter_map(|region| match plugin.engine.unregister(region.addr) {
+        Err(error @ Error::RegionBusy { .. }) => Some(error),
+        // Another thread may have unregistered it.
+        _ => None,
+    });
+    busy.last().map_or(Ok(()), |busy| Err(busy.into()))
 }
 
 impl Plugin {

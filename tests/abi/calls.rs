@@ -24,7 +24,7 @@ pub(crate) struct World<'a> {
 
 /// Numbers that a caller may hold by mistake, and some that are right.
 fn number(random: &mut StdRng, right: &[u64]) -> u64 {
-    match random.random_range(0..6) {
+    match random.random_range(0..12) {
         0 => 0,
         1 => u64::MAX,
         2 => random.random(),

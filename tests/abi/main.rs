@@ -153,7 +153,9 @@ fn ten_thousand_random_calls_are_answered() {
         statuses[status as usize] += 1;
     }
     // They were answers of every kind, and not one refusal ten thousand times.
-    assert!(statuses[0] > 1000 && statuses[1] > 100 && statuses[2] > 100, "{statuses:?}");
+    let least = calls() as u32 / 100;
+    assert!(statuses[..3].iter().all(|status| *status > least), "{statuses:?}");
+    assert!(statuses[0] > 10 * least, "{statuses:?}");
     for engine in engines.into_inner().expect("whole") {
         // SAFETY: a number.
         assert_eq!(unsafe { (api().destroy)(engine) }, 0);
@@ -182,7 +184,8 @@ fn threads_that_call_while_engines_are_destroyed_are_answered() {
         threads.into_iter().map(|thread| thread.join().expect("answered")).collect::<Vec<_>>()
     });
     let of = |status: usize| all.iter().map(|statuses| statuses[status]).sum::<u32>();
-    assert!(of(0) > 1000 && of(2) > 100, "{all:?}");
+    let least = calls() as u32 / 100;
+    assert!(of(0) > 10 * least && of(1) > least && of(2) > least, "{all:?}");
     for engine in engines.into_inner().expect("whole") {
         // SAFETY: a number.
         assert_eq!(unsafe { (api().destroy)(engine) }, 0);

@@ -80,11 +80,12 @@ fn refused(locker: &impl Display, name: impl Into<String>) -> Error {
     Error::Call { call: "map_host", device: locker.to_string(), name: name.into(), code: 0 }
 }
 
-/// Where the device sees locked memory: in one piece, or not at all.
-fn device_address(locker: &impl PageLocker, host: u64, len: u64) -> Result<u64> {
+/// Where the device sees locked memory: in one piece, or not at all. Locks may also end at `borders`.
+fn device_address(locker: &impl PageLocker, host: u64, len: u64, borders: &[u64]) -> Result<u64> {
     let first = locker.device_address(host)?;
+    let inside = borders.iter().filter_map(|border| border.checked_sub(host));
     let ends = (1..len.div_ceil(PIECE)).map(|piece| piece * PIECE).chain([len - 1]);
-    for offset in ends {
+    for offset in ends.chain(inside.filter(|offset| *offset < len)) {
         if locker.device_address(host + offset)? != first + offset {
             return Err(refused(
                 locker,
@@ -96,7 +97,8 @@ fn device_address(locker: &impl PageLocker, host: u64, len: u64) -> Result<u64> 
 }
 
 /// Locked memory of this process, by address and length: one table for a vendor. Drivers lock
-/// whole pages and none twice, and every GPU may ask, so buffers that share a page share its lock.
+/// whole pages and none twice, and every GPU may ask, so buffers that share a page share its lock: of
+/// two that lie side by side on the heap the second one locks what the first one has not.
 ///
 /// The table stays locked while memory is locked and unlocked, which may take seconds for tens of
 /// GB: asking for the same range meanwhile must wait anyway, and the kernel lets one thread at a
@@ -110,9 +112,24 @@ struct Shared<L> {
     users: usize,
 }
 
-/// No two entries of the table overlap, so at most one covers a range.
-fn covers((base, len): (u64, u64), (host, bytes): (u64, u64)) -> bool {
-    base <= host && host + bytes <= base + len
+/// First byte and length.
+type Pages = (u64, u64);
+
+/// No two entries of the table do.
+fn overlap((base, len): Pages, (other, bytes): Pages) -> bool {
+    base < other + bytes && other < base + len
+}
+
+/// What of some pages is in none of these, which are sorted.
+fn gaps((base, len): Pages, known: &[Pages]) -> Vec<Pages> {
+    let (mut gaps, mut at) = (Vec::new(), base);
+    for &(start, bytes) in known.iter().chain([&(base + len, 0)]) {
+        if at < start {
+            gaps.push((at, start - at));
+        }
+        at = at.max(start + bytes);
+    }
+    gaps
 }
 
 impl<L: PageLocker> PageLocks<L> {
@@ -120,50 +137,58 @@ impl<L: PageLocker> PageLocks<L> {
         Self(Mutex::new(BTreeMap::new()))
     }
 
-    /// Locks memory, or shares the lock of whoever asked for it before; returns where the device
-    /// sees it.
+    /// Locks memory, or shares the locks of whoever asked for some of it before; returns where the
+    /// device sees it.
     pub(crate) fn lock(&self, locker: &Arc<L>, host: u64, len: u64) -> Result<u64> {
         let pages = whole_pages(host, len);
         let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, known)) = table.iter_mut().find(|(known, _)| covers(**known, pages)) {
-            let addr = device_address(&**locker, host, len)?;
-            known.users += 1;
-            return Ok(addr);
-        }
-        if table.keys().any(|&(base, len)| base < pages.0 + pages.1 && pages.0 < base + len) {
-            // Sharing that lock would end with its own user.
-            return Err(refused(
-                &**locker,
-                format!(
-                    "a part of the {len} bytes at {host:#x} is mapped already; map the whole once"
-                ),
-            ));
-        }
-        let lock = PageLock::begin(locker, pages.0, pages.1)?;
-        match device_address(&**locker, host, len) {
-            Ok(addr) => {
-                table.insert(pages, Shared { lock, users: 1 });
-                Ok(addr)
-            }
-            Err(error) => {
-                let _ = lock.end();
-                Err(error)
+        let known: Vec<_> = table.keys().copied().filter(|it| overlap(*it, pages)).collect();
+        let mut added: Vec<Pages> = Vec::new();
+        let mut locked = Ok(());
+        for gap in gaps(pages, &known) {
+            match PageLock::begin(locker, gap.0, gap.1) {
+                Ok(lock) => {
+                    table.insert(gap, Shared { lock, users: 0 });
+                    added.push(gap);
+                }
+                Err(error) => {
+                    locked = Err(error);
+                    break;
+                }
             }
         }
+        let borders: Vec<_> = known.iter().chain(&added).map(|(base, _)| *base).collect();
+        let seen = locked.and_then(|()| device_address(&**locker, host, len, &borders));
+        if seen.is_err() {
+            for gap in added.into_iter().rev() {
+                let _ = table.remove(&gap).map(|shared| shared.lock.end());
+            }
+            return seen;
+        }
+        let all = table.iter_mut().filter(|(it, _)| overlap(**it, pages));
+        all.for_each(|(_, shared)| shared.users += 1);
+        seen
     }
 
     /// Ends one `lock` of that range.
     pub(crate) fn unlock(&self, locker: &L, host: u64, len: u64) -> Result<()> {
         let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let pages = whole_pages(host, len);
-        let known = table.iter_mut().find(|(known, _)| covers(**known, pages));
-        let unknown = || Error::UnknownAddress { device: locker.to_string(), addr: host };
-        let (&key, known) = known.ok_or_else(unknown)?;
-        known.users -= 1;
-        if known.users > 0 {
-            return Ok(());
+        let known: Vec<_> = table.keys().copied().filter(|it| overlap(*it, pages)).collect();
+        if !gaps(pages, &known).is_empty() {
+            return Err(Error::UnknownAddress { device: locker.to_string(), addr: host });
         }
-        table.remove(&key).map_or(Ok(()), |Shared { lock, .. }| lock.end())
+        let mut ended = Ok(());
+        for key in known {
+            let Some(shared) = table.get_mut(&key) else { continue };
+            shared.users -= 1;
+            if shared.users == 0
+                && let Some(shared) = table.remove(&key)
+            {
+                ended = ended.and(shared.lock.end());
+            }
+        }
+        ended
     }
 }
 
@@ -186,7 +211,7 @@ impl<L: PageLocker> LockedFile<L> {
         })?;
         drop(fd);
         let locked = PageLock::begin(locker, base, len).and_then(|lock| {
-            match device_address(&**locker, base, len) {
+            match device_address(&**locker, base, len, &[]) {
                 Ok(addr) => Ok((addr, Self { len, lock })),
                 Err(error) => {
                     let _ = lock.end();
@@ -279,14 +304,61 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_what_is_locked_and_more_is_refused_and_changes_nothing() {
+    fn neighbours_that_share_a_page_lock_it_once_and_until_the_last_of_them_lets_go() {
         let (locks, books) = (PageLocks::new(), Arc::new(Books::default()));
-        locks.lock(&books, page(10), page(2)).expect("locks");
-        for (host, len) in [(page(11), page(2)), (page(9), page(2)), (page(9), page(4))] {
-            let refused = locks.lock(&books, host, len);
-            assert!(matches!(refused, Err(Error::Call { .. })), "{refused:?}");
+        let locked = || {
+            let mut locked = books.locked.lock().unwrap().clone();
+            locked.sort_unstable();
+            locked
+        };
+        // Two of three and a half pages, from the middle of the tenth on; then one below, and one
+        // over all.
+        let half = page(1) / 2;
+        let ranges = [
+            (page(10) + half, 3 * page(1)),
+            (page(13) + half, 3 * page(1)),
+            (page(9), page(1) + 1),
+            (page(8), page(12)),
+        ];
+        let expected = [
+            vec![(page(10), page(4))],
+            vec![(page(10), page(4)), (page(14), page(3))],
+            vec![(page(9), page(1)), (page(10), page(4)), (page(14), page(3))],
+            vec![
+                (page(8), page(1)),
+                (page(9), page(1)),
+                (page(10), page(4)),
+                (page(14), page(3)),
+                (page(17), page(3)),
+            ],
+        ];
+        for (&(host, len), expected) in ranges.iter().zip(&expected) {
+            assert_eq!(locks.lock(&books, host, len), Ok(host + SHIFT));
+            assert_eq!(locked(), *expected);
         }
-        assert_eq!(*books.locked.lock().unwrap(), [(page(10), page(2))]);
+        // The first one's pages are also the second's and the last's.
+        for at in [0, 1, 2] {
+            locks.unlock(&books, ranges[at].0, ranges[at].1).expect("there");
+            assert_eq!(locked(), expected[3]);
+        }
+        let missing = locks.unlock(&books, page(8), page(13));
+        assert!(matches!(missing, Err(Error::UnknownAddress { .. })), "{missing:?}");
+        locks.unlock(&books, ranges[3].0, ranges[3].1).expect("there");
+        assert_eq!(locked(), []);
+    }
+
+    #[test]
+    fn neighbours_that_a_device_sees_apart_are_refused_and_nothing_changes() {
+        let cut = Arc::new(Books { cut: Some(page(12)), ..Books::default() });
+        let locks = PageLocks::new();
+        locks.lock(&cut, page(10), page(2)).expect("locks");
+        for (host, len) in [(page(11), page(2)), (page(9), page(4))] {
+            let refused = locks.lock(&cut, host, len);
+            assert!(matches!(refused, Err(Error::Call { .. })), "{refused:?}");
+            assert_eq!(*cut.locked.lock().unwrap(), [(page(10), page(2))]);
+        }
+        locks.unlock(&cut, page(10), page(2)).expect("there");
+        assert_eq!(*cut.locked.lock().unwrap(), []);
     }
 
     #[test]

@@ -3,7 +3,8 @@
 #define KVFERRY_MOONCAKE_H
 
 #include <stddef.h>
-#include <stdint.h>
+
+#include "kvferry.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,9 +33,9 @@ typedef struct kvferry_mooncake_options {
 int kvferry_mooncake_install(void *engine, const kvferry_mooncake_options *options, char *error,
                              size_t size);
 
-/* How many bytes kvferry has moved for an engine by a path (KVFERRY_PATH_... of kvferry.h), as the
- * statuses that were asked for have told; 0 for an engine without kvferry. */
-uint64_t kvferry_mooncake_bytes(void *engine, uint32_t path);
+/* What kvferry has done for an engine: statistics->struct_size must be set, as for kvferry_api's. Of
+ * transfers to stock engines it knows nothing. KVFERRY_NOT_FOUND for an engine without kvferry. */
+kvferry_status kvferry_mooncake_statistics(void *engine, kvferry_statistics *statistics);
 
 #ifdef __cplusplus
 }

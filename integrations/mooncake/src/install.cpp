@@ -77,9 +77,9 @@ int kvferry_mooncake_install(void* engine, const kvferry_mooncake_options* optio
     }
 }
 
-uint64_t kvferry_mooncake_bytes(void* engine, uint32_t path) {
-    if (!engine) return 0;
+kvferry_status kvferry_mooncake_statistics(void* engine, kvferry_statistics* statistics) {
+    if (!engine) return KVFERRY_INVALID_ARGUMENT;
     const auto* tcp = TransferEngineImplTestPeer::tcp(*static_cast<TransferEngine*>(engine));
     const auto* ours = tcp ? dynamic_cast<const KvferryTransport*>(tcp->get()) : nullptr;
-    return ours ? ours->moved().of(path) : 0;
+    return ours ? ours->statistics(statistics) : KVFERRY_NOT_FOUND;
 }

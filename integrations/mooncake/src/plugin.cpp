@@ -32,7 +32,7 @@ const kvferry_api& load(const std::string& path) {
     auto entry = reinterpret_cast<decltype(&kvferry_load)>(dlsym(library, "kvferry_load"));
     const kvferry_api* api = entry ? entry(KVFERRY_ABI_VERSION) : nullptr;
     // The last function that is used here.
-    constexpr auto needed = offsetof(kvferry_api, release) + sizeof(kvferry_api::release);
+    constexpr auto needed = offsetof(kvferry_api, statistics) + sizeof(kvferry_api::statistics);
     if (!api || api->struct_size < needed) {
         dlclose(library);
         throw std::runtime_error(path + " is no kvferry library of this version (ABI " +

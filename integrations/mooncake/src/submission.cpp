@@ -8,9 +8,8 @@
 
 namespace kvferry {
 
-void Submission::begin(const kvferry_api& api, kvferry_batch batch, std::vector<Slice*> slices,
-                       std::shared_ptr<PathBytes> moved) {
-    auto* submission = new Submission(api, batch, std::move(slices), std::move(moved));
+void Submission::begin(const kvferry_api& api, kvferry_batch batch, std::vector<Slice*> slices) {
+    auto* submission = new Submission(api, batch, std::move(slices));
     for (auto* slice : submission->slices_) {
         // Of what transports may keep in a slice, the one pointer that is nobody's in particular.
         slice->ascend_direct.handle = submission;
@@ -18,13 +17,8 @@ void Submission::begin(const kvferry_api& api, kvferry_batch batch, std::vector<
     }
 }
 
-Submission::Submission(const kvferry_api& api, kvferry_batch batch, std::vector<Slice*> slices,
-                       std::shared_ptr<PathBytes> moved)
-    : api_(api),
-      batch_(batch),
-      slices_(std::move(slices)),
-      moved_(std::move(moved)),
-      held_(slices_.size()) {}
+Submission::Submission(const kvferry_api& api, kvferry_batch batch, std::vector<Slice*> slices)
+    : api_(api), batch_(batch), slices_(std::move(slices)), held_(slices_.size()) {}
 
 Submission* Submission::of(const Slice& slice) {
     if (slice.cleanup_callback != given_back) return nullptr;
@@ -45,12 +39,9 @@ void Submission::advance() {
     if (asked == KVFERRY_OK && status.state == KVFERRY_RUNNING) return;
     ended_ = true;
     const bool completed = asked == KVFERRY_OK && status.state == KVFERRY_COMPLETED;
-    if (completed) {
-        moved_->add(status.path, status.bytes);
-    } else {
+    if (!completed)
         LOG(ERROR) << "kvferry: a transfer of " << slices_.size()
                    << " requests failed: " << last_error(api_);
-    }
     api_.release(batch_);
     for (auto* slice : slices_) completed ? slice->markSuccess() : slice->markFailed();
 }

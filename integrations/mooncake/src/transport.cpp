@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "error.h"
+#include "submission.hpp"
 
 namespace kvferry {
 
@@ -184,7 +185,7 @@ kvferry_status KvferryTransport::submit(const Group& group, size_t first, size_t
     kvferry_batch batch{};
     const auto status = engine_.api().submit_requests(
         engine_.handle(), group.requests.data() + first, count, nullptr, &batch);
-    if (status == KVFERRY_OK) Submission::begin(engine_.api(), batch, std::move(slices), moved_);
+    if (status == KVFERRY_OK) Submission::begin(engine_.api(), batch, std::move(slices));
     return status;
 }
 

@@ -1,6 +1,7 @@
 // kvferry as a transport of Mooncake's transfer engine.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -9,7 +10,6 @@
 
 #include "kvferry.h"
 #include "plugin.hpp"
-#include "submission.hpp"
 #include "transport/transport.h"
 
 #ifdef USE_EVENT_DRIVEN_COMPLETION
@@ -33,8 +33,9 @@ class KvferryTransport final : public mooncake::Transport {
     /// Names kvferry's port in the local segment. Throws std::runtime_error.
     void publish();
 
-    /// Bytes that kvferry has moved, by path.
-    const PathBytes& moved() const { return *moved_; }
+    kvferry_status statistics(kvferry_statistics* statistics) const {
+        return engine_.api().statistics(engine_.handle(), statistics);
+    }
 
     mooncake::Status submitTransfer(BatchID batch_id,
                                     const std::vector<TransferRequest>& entries) override;
@@ -64,7 +65,6 @@ class KvferryTransport final : public mooncake::Transport {
     Engine engine_;
     /// The name of the buffers that kvferry serves.
     const std::string buffer_name_;
-    const std::shared_ptr<PathBytes> moved_ = std::make_shared<PathBytes>();
     /// Held while the local segment is changed.
     std::mutex segment_mutex_;
 };

@@ -47,17 +47,19 @@ const char* name_of_path(uint32_t path) {
 }
 
 /// What moved the bytes since `before`.
-std::string paths(TransferEngine& engine, std::vector<uint64_t>& before) {
+std::string paths(TransferEngine& engine, kvferry_statistics& before) {
+    kvferry_statistics now{};
+    now.struct_size = sizeof now;
     std::string moved;
-    before.resize(16);
-    for (uint32_t path = 0; path < before.size(); path++) {
-        const auto now = kvferry_mooncake_bytes(&engine, path);
-        if (now == before[path]) continue;
-        if (!moved.empty()) moved.append("+");
-        moved.append(name_of_path(path));
-        before[path] = now;
+    if (kvferry_mooncake_statistics(&engine, &now) == KVFERRY_OK) {
+        for (uint32_t path = 0; path < std::size(now.paths); path++) {
+            if (now.paths[path].bytes == before.paths[path].bytes) continue;
+            moved.append(moved.empty() ? "kvferry " : "+");
+            moved.append(name_of_path(path));
+        }
+        before = now;
     }
-    return moved.empty() ? "mooncake tcp" : moved.insert(0, "kvferry ");
+    return moved.empty() ? "mooncake tcp" : moved;
 }
 
 /// Every shape, in both directions, with every byte of the destination compared. The other end is
@@ -71,7 +73,7 @@ void move_shapes(Kind here, const std::string& device, Kind there, const Options
     Peer peer(there, options, size);
     const auto segment = engine->openSegment(peer.name());
     CHECK_THAT(segment != static_cast<uint64_t>(-1));
-    std::vector<uint64_t> moved;
+    kvferry_statistics moved{};
     uint64_t seed = 1;
     for (const auto& shape : shapes) {
         const auto extent = shape.extent();
@@ -135,10 +137,17 @@ void memory_comes_and_goes(const Options& options) {
     const auto register_again = [&](uint64_t address) {
         return engine->registerLocalMemory(pointer(address), kSmall, options.device);
     };
+    const auto published = [&] {
+        const auto id = mooncake::LOCAL_SEGMENT_ID;
+        return engine->getMetadata()->getSegmentDescByID(id)->buffers.size();
+    };
     CHECK_THAT(register_again(local.address()) != 0);
+    CHECK_THAT(published() == 1);
     CHECK_THAT(engine->unregisterLocalMemory(pointer(local.address())) == 0);
+    CHECK_THAT(published() == 0);
     CHECK_THAT(engine->unregisterLocalMemory(pointer(local.address())) != 0);
     CHECK_THAT(register_again(local.address()) == 0);
+    CHECK_THAT(published() == 1);
 
     Peer peer(Kind::Kvferry, options, kSmall);
     const auto segment = engine->openSegment(peer.name());
@@ -160,7 +169,9 @@ void memory_comes_and_goes(const Options& options) {
     std::vector<mooncake::BufferEntry> buffers{{pointer(first->address()), kSmall},
                                                {pointer(second->address()), kSmall}};
     CHECK_THAT(engine->registerLocalMemoryBatch(buffers, options.device) == 0);
+    CHECK_THAT(published() == 3);
     CHECK_THAT(engine->unregisterLocalMemoryBatch({buffers[0].addr, buffers[1].addr}) == 0);
+    CHECK_THAT(published() == 1);
     buffers.push_back({pointer(local.address()), kSmall});
     CHECK_THAT(engine->registerLocalMemoryBatch(buffers, options.device) != 0);
     CHECK_THAT(register_again(first->address()) == 0);
