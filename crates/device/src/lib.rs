@@ -27,6 +27,7 @@ mod page_lock;
 mod peers;
 mod pinned;
 pub mod private_file;
+mod process;
 mod queue;
 mod software;
 
@@ -50,6 +51,7 @@ pub use host::{host, host_uuid};
 pub use host_bytes::HostBytes;
 pub use numa::bind_near;
 pub use pinned::PinnedMemory;
+pub use process::{MadeBy, is_fork};
 pub use queue::{
     CompactCopy, CompactEnd, Completions, Consumer, CopyDescriptor, CopySource, Fence, Producer,
     Queue, QueueOptions, Rows, SliceSource, Stage, StageSource, Staged, Ticket, Work,

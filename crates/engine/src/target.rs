@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 
-use kvferry_device::{Device, DeviceUuid, Mapping};
+use kvferry_device::{Device, DeviceUuid, MadeBy, Mapping};
 use kvferry_wire::segment::SegmentRef;
 
 use crate::error::{Error, Result};
@@ -36,6 +36,8 @@ struct Inner {
     exports: Arc<dyn Exports>,
     cache: Arc<MappingCache>,
     keeper: Keeper,
+    /// The mappings are that process's.
+    made_by: MadeBy,
     /// If it is reached by TCP and not through mappings.
     session: Option<Arc<Session>>,
     lost: OnceLock<String>,
@@ -171,6 +173,7 @@ impl Target {
         let lost = OnceLock::new();
         Ok(Self {
             inner: Arc::new(Inner {
+                made_by: MadeBy::this_process(),
                 name,
                 incarnation,
                 process,
@@ -325,6 +328,8 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.cache.release(self.keeper, |_| false);
+        if self.made_by.is_this_process() {
+            self.cache.release(self.keeper, |_| false);
+        }
     }
 }
