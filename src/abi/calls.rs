@@ -4,7 +4,7 @@ use std::ffi::{OsString, c_char, c_int, c_void};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 
-use kvferry_engine::device::Error as DeviceError;
+use kvferry_engine::device::{Error as DeviceError, MadeBy};
 use kvferry_engine::{Config, DeviceName, Engine, Error, Path, open_device, visible_gpus};
 use kvferry_node::{Node, NodeOptions};
 
@@ -32,7 +32,8 @@ pub(super) unsafe extern "C" fn create(
 ) -> Status {
     call(|| {
         out("engine", engine)?;
-        guard::notice_forks();
+        // From now on forks are noticed.
+        MadeBy::this_process();
         // SAFETY: the caller's contract, as in the header.
         let given = unsafe { structure("config", config) }?;
         // SAFETY: as above.

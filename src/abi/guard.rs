@@ -4,8 +4,8 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Once;
-use std::sync::atomic::{AtomicBool, Ordering};
+
+use kvferry_engine::device::is_fork;
 
 use super::status::{FORKED, INTERNAL, OK, Refusal};
 use super::types::{Status, Versioned};
@@ -14,26 +14,9 @@ thread_local! {
     static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Set in children of a process that had used the library: its locks may be held by threads that
-/// the child does not have, and no driver survives a fork.
-static IS_CHILD: AtomicBool = AtomicBool::new(false);
-
-/// From now on children of this process are refused.
-pub(super) fn notice_forks() {
-    extern "C" fn in_child() {
-        IS_CHILD.store(true, Ordering::Relaxed);
-    }
-    static REGISTERED: Once = Once::new();
-    REGISTERED.call_once(|| {
-        // SAFETY: the handler only stores to a static, which a child of a thread may do, and the
-        // library is never unloaded (`-z nodelete`). Without memory for it there is no handler.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    });
-}
-
 /// Runs what a function of the table does; keeps the reason of a refusal for `last_error`.
 pub(super) fn call(body: impl FnOnce() -> Result<(), Refusal>) -> Status {
-    if IS_CHILD.load(Ordering::Relaxed) {
+    if is_fork() {
         set_last_error(
             "kvferry was used before this process was forked, and no driver survives that: use it in \
              the parent, or start the child with exec"

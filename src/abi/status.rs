@@ -54,6 +54,7 @@ pub(super) fn of(error: &Error) -> Status {
         | Error::UnknownAllocation { .. }
         | Error::UnknownDevice { .. } => NOT_FOUND,
         Error::RegionBusy { .. } | Error::BatchBusy(_) => BUSY,
+        Error::OtherProcess { .. } => FORKED,
         Error::AuthKey { .. } => BAD_SETTING,
         Error::Unreachable { .. } | Error::Unproven { .. } | Error::MappedElsewhere { .. } => {
             UNREACHABLE

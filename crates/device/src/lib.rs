@@ -31,6 +31,7 @@ mod peers;
 mod pinned;
 pub mod private_file;
 mod private_memory;
+mod process;
 mod queue;
 mod software;
 
@@ -56,6 +57,7 @@ pub use host_word::HostWord;
 pub use numa::bind_near;
 pub use pinned::PinnedMemory;
 pub use private_memory::private_memory;
+pub use process::{MadeBy, is_fork};
 pub use queue::{
     CompactCopy, CompactEnd, Completions, Consumer, CopyDescriptor, CopySource, Fence, Producer,
     Queue, QueueOptions, Rows, SliceSource, Stage, StageSource, Staged, Ticket, Work,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use kvferry_device::nvtx::Nvtx;
-use kvferry_device::{Consumer, Device, Export};
+use kvferry_device::{Consumer, Device, Export, MadeBy};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::batch::{AllPending, BatchId, BatchStatus, Batches, End, Holds, Path, State, Told};
@@ -33,6 +33,8 @@ use crate::transport::{Behind, Choice, Route};
 /// for, or awaited through [`Engine::event_fd`], and ends exactly once.
 #[derive(Debug)]
 pub struct Engine {
+    /// A fork of the process that made the engine must leave it alone.
+    made_by: MadeBy,
     config: Config,
     incarnation: Identity,
     devices: Vec<Arc<dyn Device>>,
@@ -61,6 +63,7 @@ impl Engine {
     pub fn new(config: Config, devices: Vec<Arc<dyn Device>>) -> Result<Arc<Self>> {
         let incarnation = Identity::random();
         Ok(Arc::new(Self {
+            made_by: MadeBy::this_process(),
             incarnation,
             peer: Peer::new(&config, &devices)?,
             mappings: Arc::new(MappingCache::new(&config)),
@@ -115,6 +118,7 @@ impl Engine {
     /// The memory stays allocated until [`Engine::unregister`] returns `Ok`, and peers have
     /// stopped using it by then: kvferry cannot see copies that a peer's GPU makes.
     pub unsafe fn register(&self, addr: u64, len: u64) -> Result<()> {
+        self.check_process()?;
         self.registry.register(&self.devices, addr, len)?;
         tracing::debug!(addr, len, "registered");
         Ok(())
@@ -146,6 +150,7 @@ impl Engine {
     /// # Errors
     /// [`Error::UnknownRegion`]; [`Error::RegionBusy`], and then the region stays registered.
     pub fn unregister(&self, addr: u64) -> Result<()> {
+        self.check_process()?;
         let region = self.registry.withdraw(addr)?;
         let start = Instant::now();
         while region.users() > 0 {
@@ -168,6 +173,7 @@ impl Engine {
     /// # Errors
     /// The device's, or [`Error::Device`] if the memory cannot be exported.
     pub fn allocate(self: &Arc<Self>, device: &Arc<dyn Device>, bytes: u64) -> Result<Buffer> {
+        self.check_process()?;
         let memory = Arc::clone(device).allocate(bytes)?;
         // SAFETY: the buffer owns the memory and unregisters it before freeing it.
         unsafe { self.register(memory.addr(), memory.len()) }?;
@@ -211,6 +217,7 @@ impl Engine {
     /// # Errors
     /// [`Error::BadSegment`] if the segment contradicts itself.
     pub fn open(&self, name: &str, segment: Segment, exports: Arc<dyn Exports>) -> Result<Target> {
+        self.check_process()?;
         Target::new(name.to_owned(), segment, exports, Arc::clone(&self.mappings), Reach::Mapped)
     }
 
@@ -226,6 +233,7 @@ impl Engine {
         exports: Arc<dyn Exports>,
         address: &str,
     ) -> Result<Target> {
+        self.check_process()?;
         let reach = Reach::MappedBesideTcp(address.to_owned());
         Target::new(name.to_owned(), segment, exports, Arc::clone(&self.mappings), reach)
     }
@@ -236,6 +244,7 @@ impl Engine {
     /// # Errors
     /// None today; as [`Engine::open`].
     pub fn local(&self) -> Result<Target> {
+        self.check_process()?;
         let segment = Segment {
             incarnation: self.incarnation,
             process: Identity::of_process(),
@@ -275,6 +284,7 @@ impl Engine {
     }
 
     fn tcp(&self) -> Result<Arc<Tcp>> {
+        self.check_process()?;
         let mut tcp = self.tcp.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(tcp) = &*tcp {
             return Ok(Arc::clone(tcp));
@@ -322,6 +332,7 @@ impl Engine {
     }
 
     fn try_submit(&self, parts: &[Part<'_>], options: &SubmitOptions<'_>) -> Result<BatchId> {
+        self.check_process()?;
         let began = Instant::now();
         if let Some(lost) = parts.iter().find_map(|part| part.target.lost()) {
             return Err(lost);
@@ -436,6 +447,23 @@ impl Engine {
         self.peer.signal(&steps, consumer)
     }
 
+    /// A fork has copies of locks that may be held for ever, so none is taken there.
+    fn check_process(&self) -> Result<()> {
+        match self.made_by.is_this_process() {
+            true => Ok(()),
+            false => Err(Error::OtherProcess { owner: self.made_by.process() }),
+        }
+    }
+
+    /// Leaves everything as it is: it is the parent's.
+    fn abandon(&mut self) {
+        let (Ok(tcp) | Err(tcp)) = self.tcp.get_mut().map_err(PoisonError::into_inner);
+        std::mem::forget((tcp.take(), self.notifier.take(), std::mem::take(&mut self.batches)));
+        std::mem::forget((Arc::clone(&self.registry), Arc::clone(&self.mappings)));
+        std::mem::forget(std::mem::take(&mut self.devices));
+        self.peer.abandon();
+    }
+
     /// What batches wait for that have not ended.
     fn behind(&self, batches: &[BatchId]) -> Result<Behind> {
         let mut all = Behind::default();
@@ -463,6 +491,7 @@ impl Engine {
     /// # Errors
     /// [`Error::UnknownBatch`].
     pub fn poll(&self, id: BatchId) -> Result<BatchStatus> {
+        self.check_process()?;
         let end = match self.batches.ask(id, |pending| self.has_ended(pending))? {
             (status, None | Some(Ok(false))) => return Ok(status),
             (_, Some(Ok(true))) => End::Quiet,
@@ -537,6 +566,7 @@ impl Engine {
     /// # Errors
     /// [`Error::BatchBusy`] while it runs, [`Error::UnknownBatch`].
     pub fn release(&self, id: BatchId) -> Result<()> {
+        self.check_process()?;
         self.batches.release(id)
     }
 
@@ -672,6 +702,9 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        if self.check_process().is_err() {
+            return self.abandon();
+        }
         // What was not submitted yet is not.
         self.peer.stop();
         // Copies keep running into registered memory until they are done: wait for them. A device

@@ -274,6 +274,14 @@ pub enum Error {
         /// The device of the parts before it.
         first: String,
     },
+    /// The process was forked after the engine was made: only its parent can use the engine.
+    #[error(
+        "the engine was made by process {owner}, of which this is a fork, and no driver survives that: use it there, or start processes without fork"
+    )]
+    OtherProcess {
+        /// Who made it.
+        owner: u32,
+    },
     /// A device call failed.
     #[error(transparent)]
     Device(#[from] kvferry_device::Error),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 
-use kvferry_device::{Device, DeviceUuid, Mapping};
+use kvferry_device::{Device, DeviceUuid, MadeBy, Mapping};
 use kvferry_wire::segment::SegmentRef;
 
 use crate::error::{Error, Result};
@@ -42,6 +42,8 @@ struct Inner {
     has_private: AtomicBool,
     /// The lanes to it, once there are some.
     session: OnceLock<Arc<Session>>,
+    /// The mappings are that process's.
+    made_by: MadeBy,
     lost: OnceLock<String>,
 }
 
@@ -211,6 +213,7 @@ impl Target {
         let lost = OnceLock::new();
         Ok(Self {
             inner: Arc::new(Inner {
+                made_by: MadeBy::this_process(),
                 name,
                 incarnation,
                 process,
@@ -395,6 +398,8 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.cache.release(self.keeper, |_| false);
+        if self.made_by.is_this_process() {
+            self.cache.release(self.keeper, |_| false);
+        }
     }
 }

@@ -1367,3 +1367,47 @@ fn ranges_on_two_devices_are_refused_by_name() {
     let unreachable = engine.submit(&target, Op::Write, &[across]);
     assert!(matches!(unreachable, Err(Error::Unreachable { .. })), "{unreachable:?}");
 }
+
+#[test]
+fn b49_a_fork_is_refused_at_once_and_harms_nothing() {
+    let (device, control) = simulated(0);
+    let engine = engine_on(vec![Arc::clone(&device)]);
+    let (one, other) = (engine.allocate(&device, 4096), engine.allocate(&device, 4096));
+    let (one, other) = (one.expect("memory"), other.expect("memory"));
+    let target = engine.local().expect("itself");
+    let range = [Range { local: one.addr(), remote: other.addr(), len: 4096 }];
+    one.write(0, &[7; 4096]).expect("inside");
+    control.hold();
+    let id = engine.submit(&target, Op::Write, &range).expect("submits");
+    let owner = std::process::id();
+    // SAFETY: the child calls nothing but what looks at the process first, and ends without running
+    // what the parent's other threads left.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = |error: Option<Error>| error == Some(Error::OtherProcess { owner });
+        // SAFETY: it is refused.
+        let registered = unsafe { engine.register(one.addr(), 4096) };
+        let all = refused(registered.err())
+            && refused(engine.submit(&target, Op::Write, &range).err())
+            && refused(engine.local().err())
+            && refused(engine.allocate(&device, 4096).err())
+            && refused(engine.unregister(one.addr()).err())
+            && refused(engine.poll(id).err())
+            && refused(engine.wait(id, LONG).err())
+            && refused(engine.release(id).err())
+            && refused(engine.listen(([127, 0, 0, 1], 0).into()).err());
+        drop((target, one, other, engine));
+        // SAFETY: it ends this process.
+        unsafe { libc::_exit(if all { 42 } else { 1 }) };
+    }
+    assert!(child > 0);
+    let mut status = 0;
+    // SAFETY: the child above.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 42));
+    control.release();
+    assert_eq!(engine.wait(id, LONG).expect("known").state, State::Completed);
+    let mut copied = [0; 4096];
+    other.read(0, &mut copied).expect("inside");
+    assert_eq!(copied, [7; 4096]);
+}

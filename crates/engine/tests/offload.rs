@@ -116,6 +116,17 @@ impl Bench {
         self.engine.submit_parts(&[part], options)
     }
 
+    /// Moves the last page of both buffers, which no other batch does: what could go before has
+    /// gone when this returns.
+    fn let_others_pass(&self, op: Op, offload: OffloadMode) {
+        let last = |buffer: &Buffer| buffer.addr() + buffer.len() - 4096;
+        let range = [Range { local: last(&self.gpu), remote: last(&self.host), len: 4096 }];
+        for _ in 0..4 {
+            let id = self.submit(op, &range, &asks(offload)).expect("submits");
+            assert_eq!(self.finish(id).0, State::Completed);
+        }
+    }
+
     fn finish(&self, id: BatchId) -> (State, Path) {
         let status = self.engine.wait(id, LONG).expect("known");
         assert_ne!(status.state, State::Running, "the batch never ended");
@@ -424,7 +435,11 @@ fn submitting_step_by_step_does_not_wait_and_no_stream_waits_for_what_is_not_sub
 #[test]
 fn an_engine_dropped_beside_batches_that_would_take_minutes_ends_them_at_once() {
     let knobs = [SMALL, &[("MC_KVFERRY_MAX_RATE", "16K")]].concat();
-    let ((device, control), host) = (simulated(), host());
+    // A number of its own, by which its threads are told from others'.
+    let options = SimOptions { ordinal: 77, ..SimOptions::default() };
+    let ((device, control), host) = (sim(&options).expect("always there"), host());
+    let threads = || threads_named("kvferry-sim:77");
+    let before = threads();
     let devices = vec![Arc::clone(&device), Arc::clone(&host)];
     let engine = Engine::new(config(&knobs), devices).expect("an engine");
     // Freed after the engine is gone.
@@ -442,13 +457,21 @@ fn an_engine_dropped_beside_batches_that_would_take_minutes_ends_them_at_once() 
         let part = Part { target: &target, op: Op::Write, copies: Copies::Ranges(&[range]) };
         engine.submit_parts(&[part], &asks(offload)).expect("submits");
     }
+    assert_eq!(threads(), before + 1, "one submits");
     let start = Instant::now();
     drop((target, engine));
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-    let calls = || control.calls("copy") + control.calls("launch_inline");
-    let before = calls();
-    std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(calls(), before, "still submits");
+    assert_eq!(threads(), before, "one still submits");
+    let calls = control.calls("copy") + control.calls("launch_inline");
+    assert!(calls < 200, "{calls} of 1024 steps");
+}
+
+/// Threads of this process.
+fn threads_named(name: &str) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
+    let names =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|found| found.trim_end() == name).count()
 }
 
 fn fill(buffer: &Buffer, byte: u8) {
@@ -478,7 +501,7 @@ fn b21_a_store_behind_its_producer_never_reads_what_was_not_written_yet() {
                 let options = SubmitOptions { after, ..asks(offload) };
                 let id = bench.submit(Op::Write, &ranges, &options).expect("submits");
                 if ordered {
-                    std::thread::sleep(Duration::from_millis(20));
+                    bench.let_others_pass(Op::Write, offload);
                     let status = bench.engine.poll(id).expect("known");
                     assert_eq!(status.state, State::Running, "{offload}");
                     stream.open();
@@ -524,7 +547,7 @@ fn a_load_waits_for_what_still_uses_its_destination_and_its_consumer_for_the_loa
         let waits = unsafe { Consumer::stream(consumer.handle()) };
         bench.engine.signal(id, waits).expect("all of it is submitted");
         let passed = consumer.record();
-        std::thread::sleep(Duration::from_millis(20));
+        bench.let_others_pass(Op::Read, offload);
         assert!(!consumer.has_fired(passed), "{offload}: the consumer did not wait");
         producer.open();
         while !consumer.has_fired(passed) {

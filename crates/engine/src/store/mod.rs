@@ -21,7 +21,7 @@ mod shape;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvferry_device::{Capabilities, Consumer, Producer};
+use kvferry_device::{Capabilities, Consumer, MadeBy, Producer};
 
 use self::books::{Books, Entry, Kind, Operation, Outcome, Stored};
 use self::memory::StoreMemory;
@@ -65,7 +65,7 @@ pub struct PageStore {
     /// the device keeps; submitting waits for no copy.
     books: Mutex<Books>,
     /// A fork of the process that made the store must leave it alone.
-    owner: u32,
+    made_by: MadeBy,
 }
 
 type Result<T, E = StoreError> = std::result::Result<T, E>;
@@ -102,7 +102,7 @@ impl PageStore {
             longest,
             memory,
             books: Mutex::new(Books::new(device, runs, shape.pages, shape.bytes())),
-            owner: std::process::id(),
+            made_by: MadeBy::this_process(),
         })
     }
 
@@ -499,9 +499,9 @@ impl PageStore {
 
     /// A fork has a copy of the lock that may be held for ever, so it is not touched there.
     fn check_process(&self) -> Result<()> {
-        match std::process::id() == self.owner {
+        match self.made_by.is_this_process() {
             true => Ok(()),
-            false => Err(StoreError::OtherProcess { owner: self.owner }),
+            false => Err(StoreError::OtherProcess { owner: self.made_by.process() }),
         }
     }
 

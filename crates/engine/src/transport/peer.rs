@@ -151,6 +151,12 @@ impl Peer {
         self.offload.stop();
     }
 
+    /// Leaves queues, buffers and threads as they are, in a fork of their process.
+    pub(crate) fn abandon(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.lanes));
+        self.offload.abandon();
+    }
+
     pub(crate) fn bounce_bytes(&self) -> u64 {
         self.offload.bounce_bytes()
     }

@@ -149,6 +149,12 @@ impl Offload {
         }
     }
 
+    /// As [`Peer::abandon`](super::peer::Peer::abandon).
+    pub(super) fn abandon(&mut self) {
+        std::mem::forget((std::mem::take(&mut self.ways), std::mem::take(&mut self.workers)));
+        std::mem::forget(std::mem::take(&mut self.steps));
+    }
+
     /// Whether there is a byte rate.
     pub(super) fn is_rated(&self) -> bool {
         self.config.max_rate.is_some()
