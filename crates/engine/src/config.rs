@@ -694,6 +694,7 @@ mod tests {
         assert_eq!(names, KNOBS.iter().map(|knob| knob.name).collect::<Vec<_>>());
     }
 
+    /// FAILURES.md B47.
     #[test]
     fn every_knob_refuses_garbage_and_names_itself_the_value_and_the_accepted_form() {
         let presence = ["MC_DISABLE_HIP", "MC_FORCE_TCP"];

@@ -93,6 +93,7 @@ mod tests {
         }
     }
 
+    /// FAILURES.md B42.
     #[test]
     fn everything_else_is_refused_and_quoted() {
         for input in [

@@ -68,6 +68,7 @@ fn bytes(side: &Side) -> Vec<u8> {
     bytes
 }
 
+/// FAILURES.md B37.
 #[test]
 fn every_truncation_of_a_write_ends_only_its_own_connection_and_is_counted() {
     let side = side(MooncakeLimits::default());
@@ -127,6 +128,7 @@ fn impossible(side: &Side) -> Vec<(u64, u64)> {
     ]
 }
 
+/// FAILURES.md B37.
 #[test]
 fn impossible_ranges_are_rejected_as_each_version_does() {
     let side = side(MooncakeLimits::default());
@@ -165,6 +167,7 @@ fn a_client_that_still_sends_hears_that_its_write_was_rejected() {
     assert!(sender.join().unwrap(), "what it sent was taken, so nothing was reset");
 }
 
+/// FAILURES.md B37.
 #[test]
 fn garbage_on_the_data_port_ends_only_its_own_connection() {
     let side = side(MooncakeLimits::default());
@@ -211,6 +214,7 @@ fn ends_within(stream: &TcpStream, time: Duration) -> bool {
     rustix::event::poll(&mut fds, Some(&time)).unwrap() > 0
 }
 
+/// FAILURES.md B40.
 #[test]
 fn a_client_that_dribbles_is_ended_at_the_progress_deadline() {
     let side = side_with(impatient(), MooncakeLimits::default());
@@ -250,6 +254,7 @@ fn idle_connections_are_kept_for_a_while_and_then_closed_without_blame() {
     assert_eq!(side.node.rejected(), 0);
 }
 
+/// FAILURES.md B40.
 #[test]
 fn a_thousand_connections_are_served_within_the_limit_and_idle_ones_make_room() {
     let mut limit = getrlimit(Resource::Nofile);
@@ -272,6 +277,7 @@ fn a_thousand_connections_are_served_within_the_limit_and_idle_ones_make_room() 
     assert_eq!(side.node.rejected(), 0);
 }
 
+/// FAILURES.md B40.
 #[test]
 fn busy_connections_make_room_at_the_progress_deadline() {
     let side =
@@ -311,6 +317,7 @@ fn a_region_that_is_unregistered_takes_its_operations_with_it() {
     assert_eq!(read(&mut side.data_stranger(), side.buffer.addr(), 3), [9; 3]);
 }
 
+/// FAILURES.md B38.
 #[test]
 fn transfers_succeed_at_once_after_their_connections_were_closed_for_being_idle() {
     let idle = Duration::from_millis(400);
@@ -458,6 +465,7 @@ fn a_transfer_ends_when_its_node_is_dropped() {
     drop(engine);
 }
 
+/// FAILURES.md B42.
 #[test]
 fn a_node_on_all_addresses_is_reached_over_both_families() {
     let listen = "[::]:0".parse().unwrap();

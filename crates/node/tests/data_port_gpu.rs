@@ -37,6 +37,7 @@ fn transfer(here: &Side, there: &Side, op: Op, pieces: &[(u64, u64, u64)]) -> Tr
     peer.submit(op, &ranges).unwrap().wait(PATIENCE)
 }
 
+/// FAILURES.md B46.
 #[test]
 fn memory_of_a_gpu_is_served_and_moved_both_ways() {
     let ((gpu, _control), host) = (gpu_side(), Side::new(BYTES));

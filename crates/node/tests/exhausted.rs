@@ -11,6 +11,7 @@ use common::{PATIENCE, Side, reply};
 use kvferry_wire::handshake::{Kind, encode};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
+/// FAILURES.md B39.
 #[test]
 fn a_node_without_descriptors_rests_and_serves_again_when_there_are_some() {
     let side = Side::new(4096);

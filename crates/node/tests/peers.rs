@@ -104,6 +104,7 @@ fn a_restarted_peer_is_told_from_the_one_that_was_opened() {
     );
 }
 
+/// FAILURES.md B41.
 #[test]
 fn a_stale_descriptor_does_not_reach_another_engine() {
     let (here, there) = (Side::new(4096), Side::new(4096));
@@ -117,6 +118,7 @@ fn a_stale_descriptor_does_not_reach_another_engine() {
     assert_eq!(there.node.rejected(), 1);
 }
 
+/// FAILURES.md B11.
 #[test]
 fn a_peer_on_another_host_is_reached_by_tcp_or_both_hosts_are_named() {
     let (here, there) = (Side::new(4096), Side::new(4096));
@@ -145,6 +147,7 @@ fn a_peer_on_another_host_is_reached_by_tcp_or_both_hosts_are_named() {
     );
 }
 
+/// FAILURES.md B11.
 #[test]
 fn the_boot_id_and_no_name_says_whether_a_peer_is_on_this_host() {
     // Two names of one host.
@@ -190,6 +193,7 @@ fn peers_that_answer_nonsense_are_refused_by_name() {
     );
 }
 
+/// FAILURES.md B41.
 #[test]
 fn a_taken_port_is_refused_with_its_number() {
     let side = Side::new(4096);
@@ -217,6 +221,7 @@ fn a_node_on_all_addresses_needs_a_name() {
     assert!(side.node.open(node.name()).unwrap().is_alive(), "{}", node.name());
 }
 
+/// FAILURES.md B42.
 #[test]
 fn an_ipv6_node_is_opened_by_its_bracketed_name() {
     let listen: SocketAddr = "[::1]:0".parse().unwrap();
@@ -230,6 +235,7 @@ fn an_ipv6_node_is_opened_by_its_bracketed_name() {
     assert!(peer.is_alive());
 }
 
+/// FAILURES.md B41.
 #[test]
 fn many_nodes_start_at_once_and_each_has_its_own_port() {
     let engine = Side::new(4096).engine;

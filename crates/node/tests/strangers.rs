@@ -37,6 +37,7 @@ fn probes_notifications_and_connection_requests_are_answered() {
     assert_eq!(side.node.rejected(), 0);
 }
 
+/// FAILURES.md B37.
 #[test]
 fn garbage_on_the_handshake_port_ends_only_its_own_connection() {
     let side = Side::new(4096);
@@ -173,6 +174,7 @@ fn samples_are_lent_to_one_connection_each_in_numbers_and_refusals_leave_it_open
     assert_eq!(side.node.rejected(), 0);
 }
 
+/// FAILURES.md B40.
 #[test]
 fn silent_clients_keep_nobody_out_and_are_ended_in_time() {
     let side = Side::new(4096);

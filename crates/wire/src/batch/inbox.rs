@@ -153,6 +153,11 @@ impl Inbox {
         }
     }
 
+    /// Bytes that came of the payload on its way here, if it is of that request or an earlier one.
+    pub(super) fn landed(&self, request: u64) -> u64 {
+        self.landing.filter(|it| it.request <= request).map_or(0, |it| it.received.into())
+    }
+
     /// Whether payload is on its way here.
     pub(super) fn is_landing(&self) -> bool {
         self.landing.is_some()

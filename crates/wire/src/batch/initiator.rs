@@ -117,6 +117,8 @@ struct Open {
     after: Option<u64>,
     /// How it ended, while payload of it is still on its way.
     outcome: Option<Outcome>,
+    /// DATA frames of the connection when the last one of a WRITE was gone.
+    gone: Option<u64>,
     progress: Watch,
 }
 
@@ -255,6 +257,7 @@ impl Initiator {
             verdict: None,
             after: None,
             outcome: None,
+            gone: None,
             progress: Watch::default(),
         };
         self.requests.insert(request, open);
@@ -426,22 +429,26 @@ impl Initiator {
             return self.violated(violation);
         }
         let (mut late, mut unanswered) = (Vec::new(), None);
+        let mut moved = 0u64;
         for (&request, open) in self.requests.iter_mut().filter(|(_, open)| open.sent) {
-            let outgoing = self.link.outbox.outgoing().payload;
-            let leaving = outgoing.filter(|departure| departure.request == request);
-            let landing = match self.link.inbox.incoming() {
-                Incoming::Payload(landing) if landing.request == request => landing.received,
-                _ => 0,
-            };
+            let holds = self.link.outbox.holds(request);
             let whole = open.moved == open.encoded.length;
             // While it waits for the host's bytes, time is the host's.
-            let waits = open.encoded.op == Op::Read
-                || whole
-                || self.link.outbox.holds(request)
-                || open.cancelled;
-            let moved = open.moved
-                + u64::from(leaving.map_or(0, |departure| departure.sent))
-                + u64::from(landing);
+            let waits = open.encoded.op == Op::Read || whole || holds || open.cancelled;
+            moved = moved.wrapping_add(open.moved);
+            let mut moved = self.link.progress(request, moved);
+            // The frames of a WRITE leave one behind the other, and what the system took of them may
+            // still be on its way for long. That frames up to its last one leave, and that the peer is
+            // done with so many, is progress; later ones are none.
+            if open.encoded.op == Op::Write {
+                let outbox = &self.link.outbox;
+                let last = match whole && !holds {
+                    true => *open.gone.get_or_insert(outbox.begun),
+                    false => u64::MAX,
+                };
+                let frames = outbox.begun.min(last) + outbox.returned.min(last);
+                moved = moved.wrapping_add(frames);
+            }
             let still = open.progress.still(waits && !self.link.held, moved, now);
             let limit = match open.encoded.progress_ms {
                 0 if open.cancelled => self.settings.limits.progress_ms,

@@ -115,6 +115,7 @@ impl Link {
                     return Err(Violation::CreditOverflow { credits, limit });
                 }
                 self.outbox.credits = credits as u32;
+                self.outbox.returned += u64::from(count);
             }
             Kind::Ping if body.is_empty() => self.pong = Some(header.request),
             Kind::Pong if body.is_empty() => {}
@@ -153,6 +154,12 @@ impl Link {
         frame::encode(self.outbox.framing(), Kind::Refused, 0, |out| {
             encode_coded(out, refusal.code(), reason);
         });
+    }
+
+    /// A number that stands still while neither that request moves nor one before it, which it may
+    /// have to wait for. `moved` are the bytes of them all, as far as they are counted by the frame.
+    pub(super) fn progress(&self, request: u64, moved: u64) -> u64 {
+        moved.wrapping_add(self.inbox.landed(request)).wrapping_add(self.outbox.leaving(request))
     }
 
     /// Looks at all deadlines of the lane. `waiting`: this side has requests open.

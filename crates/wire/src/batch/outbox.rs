@@ -58,6 +58,10 @@ pub(super) struct Outbox {
     pub(super) credits: u32,
     /// Bytes that were handed to the socket, ever.
     pub(super) sent: u64,
+    /// DATA frames that were begun, ever.
+    pub(super) begun: u64,
+    /// Credits that came, ever: the other side is done with that many DATA frames.
+    pub(super) returned: u64,
 }
 
 impl Outbox {
@@ -92,6 +96,7 @@ impl Outbox {
         }
         let Some((request, data)) = self.offers.pop_front() else { return };
         self.credits -= 1;
+        self.begun += 1;
         data.encode(&mut self.framing, request);
         let Data { offset, length, .. } = data;
         self.payload = Some(Departure { request, offset, length, sent: 0 });
@@ -135,6 +140,11 @@ impl Outbox {
             Release { request, offset, length, sent: false }
         });
         started.into_iter().chain(offers.into_iter().map(unsent))
+    }
+
+    /// Bytes that are sent of the payload on its way, if it is of that request or an earlier one.
+    pub(super) fn leaving(&self, request: u64) -> u64 {
+        self.payload.filter(|it| it.request <= request).map_or(0, |it| it.sent.into())
     }
 
     /// Whether payload of that request is on its way or was offered.

@@ -383,8 +383,10 @@ impl Responder {
         if still >= Duration::from_millis(self.settings.limits.progress_ms.into()) {
             self.closed = Some(Closed::Retired);
         }
+        let mut moved = 0u64;
         for (&request, open) in &mut self.requests {
-            let moved = open.moved;
+            moved = moved.wrapping_add(open.moved);
+            let moved = self.link.progress(request, moved);
             let active = open.progress_ms > 0 && open.is_served() && !open.overdue;
             let still = open.progress.still(active, moved, now);
             if active && still >= Duration::from_millis(open.progress_ms.into()) {

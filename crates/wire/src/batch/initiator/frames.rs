@@ -63,7 +63,7 @@ impl Initiator {
             return true;
         }
         (open.sent, open.attempts) = (true, open.attempts + 1);
-        open.progress = Watch::default();
+        (open.gone, open.progress) = (None, Watch::default());
         self.in_flight += 1;
         self.link.outbox.framing().extend_from_slice(&open.encoded.bytes);
         self.events.push_back(Event::Begun { request });

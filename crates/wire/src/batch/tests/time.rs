@@ -151,3 +151,107 @@ fn an_idle_lane_says_goodbye() {
         core::iter::from_fn(|| here.event()).any(|it| it == initiator::Event::Begun { request })
     );
 }
+
+const PROGRESS_MS: u64 = 300;
+
+/// Of frames that fill a slot each, with a progress time.
+fn impatient(op: Op, frames: u64) -> Encoded {
+    let (form, part) = (Form::Ranges, Part::whole(9));
+    let mut encoder = Encoder::new(Vec::new(), op, form, part, PROGRESS_MS as u32, &SEGMENTS);
+    encoder.range(Range { segment: 0, offset: 0, length: frames * 64 });
+    encoder.finish().unwrap()
+}
+
+fn ends(here: &mut Initiator) -> Vec<(u64, Outcome)> {
+    let events = core::iter::from_fn(|| here.event());
+    let ended = |event| match event {
+        initiator::Event::Ended { request, outcome } => Some((request, outcome)),
+        _ => None,
+    };
+    events.filter_map(ended).collect()
+}
+
+#[test]
+fn a_write_behind_a_slow_one_waits_as_long_as_that_one_moves() {
+    let (mut here, mut there) = opened();
+    let slow = here.submit(impatient(Op::Write, 10)).unwrap();
+    let behind = here.submit(impatient(Op::Write, 1)).unwrap();
+    serve!(there, &drain!(here));
+    for _ in 0..10 {
+        here.offer(slow, 64, 0).unwrap();
+    }
+    here.offer(behind, 64, 0).unwrap();
+    // The peer gives a credit back each 200 ms, so the last frame of the slow one comes in step 8.
+    let mut ended = Vec::new();
+    for step in 0..10 {
+        let now = Duration::from_millis(step * 200);
+        here.tick(now);
+        let events = serve!(there, &drain!(here));
+        there.tick(now);
+        assert!(!events.iter().any(|event| event.contains("Overdue")), "{step}: {events:?}");
+        assert_eq!(there.event(), None, "{step}");
+        if let Some(done) = [(8, slow), (9, behind)].iter().find(|(at, _)| *at == step) {
+            there.finish(done.1, Status::DONE).unwrap();
+        }
+        there.grant(1);
+        feed!(here, &drain!(there));
+        ended.extend(ends(&mut here));
+    }
+    assert_eq!(ended, [(slow, Outcome::Done), (behind, Outcome::Done)]);
+}
+
+#[test]
+fn a_read_behind_a_slow_one_waits_as_long_as_that_one_moves() {
+    let (mut here, mut there) = opened();
+    let slow = here.submit(impatient(Op::Read, 10)).unwrap();
+    let behind = here.submit(impatient(Op::Read, 1)).unwrap();
+    serve!(there, &drain!(here));
+    for step in 0..11 {
+        let now = Duration::from_millis(step * 200);
+        here.tick(now);
+        there.tick(now);
+        feed!(there, &drain!(here));
+        assert_eq!(there.event(), None, "{step}");
+        there.offer(if step < 10 { slow } else { behind }, 64, 0).unwrap();
+        feed!(here, &drain!(there));
+        serve!(there, &[]);
+        here.grant(1);
+        assert_eq!(ends(&mut here), [], "{step}");
+    }
+    for request in [slow, behind] {
+        there.finish(request, Status::DONE).unwrap();
+    }
+    feed!(here, &drain!(there));
+    assert_eq!(ends(&mut here), [(slow, Outcome::Done), (behind, Outcome::Done)]);
+}
+
+#[test]
+fn a_write_that_is_gone_waits_for_its_frames_to_be_taken_and_not_for_those_of_later_ones() {
+    let (mut here, mut there) = opened();
+    let gone = here.submit(impatient(Op::Write, 2)).unwrap();
+    serve!(there, &drain!(here));
+    for _ in 0..2 {
+        here.offer(gone, 64, 0).unwrap();
+    }
+    serve!(there, &drain!(here));
+    let later = here.submit(impatient(Op::Write, 10)).unwrap();
+    serve!(there, &drain!(here));
+    for _ in 0..10 {
+        here.offer(later, 64, 0).unwrap();
+    }
+    let mut cancelled = None;
+    for step in 0..10 {
+        let now = step * 200;
+        here.tick(Duration::from_millis(now));
+        let events = serve!(there, &drain!(here));
+        let cancels =
+            |event: &String| event.contains("Cancelled") && event.contains(&gone.to_string());
+        if cancelled.is_none() && events.iter().any(cancels) {
+            cancelled = Some(now);
+        }
+        there.grant(1);
+        feed!(here, &drain!(there));
+    }
+    // Its two credits came before the ticks at 200 and 400 ms.
+    assert_eq!(cancelled, Some(800));
+}
