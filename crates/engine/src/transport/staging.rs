@@ -4,6 +4,7 @@
 //! which depends on the peer; one that receives is free once its bytes are applied, which depends on
 //! this device alone. So two engines that send to each other never wait for each other's slices.
 
+mod chunks;
 mod copier;
 mod copying;
 
@@ -14,8 +15,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use kvferry_device::{Capabilities, Device, Memory, PinnedMemory, QueueOptions, Vendor};
 use tokio::sync::Notify;
 
+use self::chunks::Chunks;
+pub(super) use self::chunks::{CHUNK, Chunk};
 use self::copier::Copier;
-pub(super) use self::copying::{Copying, copy};
+pub(super) use self::copying::{Copying, FEW, copy, copy_chunk};
 use super::lane::Lane;
 use super::watcher::Watcher;
 use crate::config::Config;
@@ -152,6 +155,7 @@ impl<T> Shelf<T> {
 pub(super) struct Pool {
     // First, so that its copies have ended when the memory goes.
     copier: Copier,
+    chunks: Chunks,
     send: Shelf<Staged>,
     receive: Shelf<Staged>,
     pageable_send: Shelf<Vec<u8>>,
@@ -175,7 +179,8 @@ impl Pool {
         };
         let kernel = config.kernel && device.info().capabilities.contains(Capabilities::KERNEL);
         let options = QueueOptions {
-            streams: count.clamp(1, 16) as usize,
+            // More share the link, and the first slices come later.
+            streams: 4,
             // One launch for the pieces, if they are not tiny, of several slices.
             ring_slots: 16,
             slot_descriptors: 4096,
@@ -198,6 +203,10 @@ impl Pool {
         let pageable = || Shelf::new(vec![Vec::new(); PAGEABLE]);
         Ok(Self {
             send_slices: slices.len(),
+            chunks: Chunks::new(
+                &device,
+                if kernel && count > 0 { config.tcp_chunk_bytes } else { 0 },
+            ),
             copier: Copier::start(Arc::new(lane), kernel)?,
             send: Shelf::new(slices),
             receive: Shelf::new(receive),

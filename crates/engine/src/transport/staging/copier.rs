@@ -14,13 +14,16 @@ use std::time::{Duration, Instant};
 use kvferry_device::{CopyDescriptor, CopySource, Left, Ticket, Work};
 use tokio::sync::Notify;
 
-use super::{Side, Slice};
+use super::Slice;
 use crate::error::{Error, Result};
 use crate::transport::lane::Lane;
 
 /// Slices and bytes of one submission, whose slices end together.
 const GROUP: usize = 8;
 const GROUP_BYTES: u64 = 4 << 20;
+
+/// Chunks of one submission.
+const CHUNKS: usize = 16;
 
 /// How long the thread looks for news before it sleeps, or naps while the device works: waking it
 /// takes longer than a copy does.
@@ -46,8 +49,8 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Inbox {
-    /// By side; those that send have the least bytes ahead of them first.
-    listed: [VecDeque<Listed>; 2],
+    /// By kind; those that send have the least bytes ahead of them first.
+    listed: [VecDeque<Listed>; Kind::COUNT],
     /// The thread waits for `woken`.
     asleep: bool,
     /// There is something to look for soon.
@@ -55,12 +58,30 @@ struct Inbox {
     closed: bool,
 }
 
+/// What a copy does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Fills a chunk.
+    Gather,
+    /// Fills a slice.
+    Send,
+    /// Empties a slice.
+    Receive,
+    /// Empties a chunk.
+    Scatter,
+}
+
+impl Kind {
+    const COUNT: usize = 4;
+    const ALL: [Self; Self::COUNT] = [Self::Gather, Self::Send, Self::Receive, Self::Scatter];
+}
+
 /// A copy that waits to be submitted. What it uses is kept by its lane or, once that has gone, by its
 /// progress.
 #[derive(Debug)]
 pub(super) struct Listed {
     pub(super) progress: Arc<Progress>,
-    pub(super) side: Side,
+    pub(super) kind: Kind,
     pub(super) bytes: u64,
     /// Bytes that its socket has to do before.
     pub(super) ahead: u64,
@@ -70,8 +91,8 @@ pub(super) struct Listed {
     pub(super) copies: Vec<CopyDescriptor>,
 }
 
-/// What a copy uses: the slice, and what keeps the pieces registered.
-pub(super) type Held = (Slice, Arc<dyn Send + Sync>);
+/// What a copy uses: the slice, if it is one's, and what keeps the pieces registered.
+pub(super) type Held = (Option<Slice>, Arc<dyn Send + Sync>);
 
 /// How far a copy is, for its lane.
 #[derive(Debug, Default)]
@@ -187,7 +208,7 @@ impl Copier {
     /// nobody else relies on those that are written.
     pub(super) unsafe fn list(&self, copy: Listed) {
         let mut inbox = locked(&self.shared.inbox);
-        let listed = &mut inbox.listed[copy.side as usize];
+        let listed = &mut inbox.listed[copy.kind as usize];
         let place = listed.partition_point(|it| it.ahead <= copy.ahead);
         listed.insert(place, copy);
         self.shared.count.fetch_add(1, Ordering::Release);
@@ -216,7 +237,7 @@ impl Drop for Copier {
     }
 }
 
-/// Copies of one side that were submitted together.
+/// Copies of one kind that were submitted together.
 struct Group {
     ticket: Ticket,
     /// Why they are not whole, though they will end.
@@ -235,7 +256,7 @@ impl Shared {
         // Linux lets a nap last 50 us longer otherwise.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let mut running: Vec<Group> = Vec::new();
-        let mut last = Side::Receive;
+        let mut last = Kind::Scatter;
         let mut news = Instant::now();
         loop {
             if let Some(group) = self.next_group(&mut last) {
@@ -274,21 +295,22 @@ impl Shared {
         }
     }
 
-    /// The next copies of one side; sides take turns.
-    fn next_group(&self, last: &mut Side) -> Option<Vec<Listed>> {
+    /// The next copies of one kind; kinds take turns.
+    fn next_group(&self, last: &mut Kind) -> Option<Vec<Listed>> {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
         let mut inbox = locked(&self.inbox);
-        let side = match last {
-            Side::Receive if !inbox.listed[Side::Send as usize].is_empty() => Side::Send,
-            Side::Send if inbox.listed[Side::Receive as usize].is_empty() => Side::Send,
-            _ => Side::Receive,
+        let turns = (1..=Kind::COUNT).map(|step| Kind::ALL[(*last as usize + step) % Kind::COUNT]);
+        let kind = turns.into_iter().find(|&kind| !inbox.listed[kind as usize].is_empty())?;
+        let (most, most_bytes) = match kind {
+            Kind::Gather | Kind::Scatter => (CHUNKS, u64::MAX),
+            Kind::Send | Kind::Receive => (GROUP, GROUP_BYTES),
         };
-        let listed = &mut inbox.listed[side as usize];
-        let (mut group, mut bytes) = (Vec::with_capacity(GROUP), 0);
+        let listed = &mut inbox.listed[kind as usize];
+        let (mut group, mut bytes) = (Vec::with_capacity(GROUP), 0u64);
         while let Some(next) = listed.front() {
-            let fits = group.len() < GROUP && bytes + next.bytes <= GROUP_BYTES;
+            let fits = group.len() < most && bytes + next.bytes <= most_bytes;
             if !(group.is_empty() || fits) {
                 break;
             }
@@ -296,11 +318,11 @@ impl Shared {
             group.extend(listed.pop_front());
         }
         self.count.fetch_sub(group.len(), Ordering::Relaxed);
-        *last = side;
+        *last = kind;
         Some(group)
     }
 
-    /// Submits copies of one side as one. None if they have ended, because they were refused.
+    /// Submits copies of one kind as one. None if they have ended, because they were refused.
     fn submit(&self, group: Vec<Listed>) -> Option<Group> {
         let copies: Vec<_> = group.iter().flat_map(|it| it.copies.iter().copied()).collect();
         let mut pieces = Lists { lists: &group, at: 0, taken: 0 };
@@ -309,9 +331,9 @@ impl Shared {
             max_grid_blocks: self.lane.tuning.values.max_grid_blocks,
             ..Work::pieces(&mut pieces)
         };
-        match group.first().map(|first| first.side) {
-            Some(Side::Send) => work.last = &copies,
-            _ => work.first = &copies,
+        match group.first().map(|first| first.kind) {
+            Some(Kind::Receive) => work.first = &copies,
+            _ => work.last = &copies,
         }
         // SAFETY: the contract of `Copier::list`.
         let submitted = unsafe { self.lane.lock().submit(&mut work) };

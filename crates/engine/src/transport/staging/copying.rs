@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kvferry_device::{CopyDescriptor, Memory};
 use tokio::sync::Notify;
 
-use super::copier::{End, Held, Listed, Progress};
-use super::{Bytes, Piece, Side, Slice};
+use super::copier::{End, Held, Kind, Listed, Progress};
+use super::{Bytes, Chunk, Piece, Side, Slice};
 use crate::error::Result;
 
 /// Up to so many pieces are one DMA each, without the kernel and the bounce buffer.
-const FEW: usize = 4;
+pub(in super::super) const FEW: usize = 4;
 
 /// How a copy ended, and its slice, unless a device that is lost may still use it.
 pub(in super::super) type Ended = (Option<Slice>, Result<()>);
@@ -64,7 +64,7 @@ impl Queued {
         let end = self.progress.end()?;
         let (slice, hold) = self.held.take()?;
         match end {
-            End::Quiet(result) => Some((Some(slice), result)),
+            End::Quiet(result) => Some((slice, result)),
             End::Lost(error) => {
                 // The device may still use all of it.
                 std::mem::forget((slice, hold));
@@ -126,12 +126,44 @@ pub(in super::super) unsafe fn copy(
         }
     }
     let progress = Arc::<Progress>::default();
+    let kind = match side {
+        Side::Send => Kind::Send,
+        Side::Receive => Kind::Receive,
+    };
     let copy =
-        Listed { progress: Arc::clone(&progress), side, bytes: len, ahead, pieces: list, copies };
+        Listed { progress: Arc::clone(&progress), kind, bytes: len, ahead, pieces: list, copies };
     // SAFETY: the caller's contract; the slice and what holds the pieces are kept until the end by
     // the copying or, if that is dropped, by the progress; slices are inside their allocations.
     unsafe { pool.copier.list(copy) };
-    Copying::Queued(Queued { progress, held: Some((slice, hold)) })
+    Copying::Queued(Queued { progress, held: Some((Some(slice), hold)) })
+}
+
+/// Fills a chunk from device memory, or the other way round, by its side: `pieces` side by side are its
+/// first `len` bytes.
+///
+/// # Safety
+/// As [`copy`]; `hold` keeps the chunk, too.
+pub(in super::super) unsafe fn copy_chunk(
+    chunk: &Chunk,
+    pieces: impl Iterator<Item = Piece>,
+    len: u64,
+    ahead: u64,
+    hold: Arc<dyn Send + Sync>,
+) -> Copying {
+    let copier = &chunk.pool().copier;
+    let tile = copier.lane().tuning.values.tile_bytes;
+    let (mut list, side) = (Vec::new(), chunk.side());
+    place(pieces, chunk.addr(), side, tile, &mut list);
+    let progress = Arc::<Progress>::default();
+    let kind = match side {
+        Side::Send => Kind::Gather,
+        Side::Receive => Kind::Scatter,
+    };
+    let (pieces, copies) = (list, Vec::new());
+    let copy = Listed { progress: Arc::clone(&progress), kind, bytes: len, ahead, pieces, copies };
+    // SAFETY: as in `copy`; the chunk is kept like the pieces.
+    unsafe { copier.list(copy) };
+    Copying::Queued(Queued { progress, held: Some((None, hold)) })
 }
 
 /// # Safety

@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 use kvferry_device::sim::{Fault, SimControl, SimOptions, sim};
 use kvferry_device::{Device, Memory, Queue};
 
-use super::super::{Copying, Pool, Staging, copy};
+use super::super::{Copying, Pool, Side, Staging, copy};
 use super::*;
 use crate::config::Config;
 
@@ -122,7 +122,7 @@ fn copies_that_come_while_the_thread_is_busy_are_one_submission() {
 }
 
 #[test]
-fn a_submission_goes_one_way_and_sides_take_turns() {
+fn a_submission_is_of_one_kind_and_kinds_take_turns() {
     let it = Fixture::new();
     let stopped = it.stop();
     let begin = |side, at: u64| it.begin(it.slice(side).unwrap(), at * 100, 10);
@@ -138,11 +138,11 @@ fn a_submission_goes_one_way_and_sides_take_turns() {
         until(|| copying.ended()).1.unwrap();
     }
     assert_eq!(it.control.calls("store") - before, 3, "one was stopped, the sends, the receives");
-    let mut last = Side::Receive;
+    let mut last = Kind::Receive;
     let stopped = it.stop();
     let all = [begin(Side::Receive, 0), begin(Side::Send, 1)];
     let groups = [(); 2].map(|()| it.pool.copier.shared.next_group(&mut last).unwrap());
-    assert_eq!(groups.each_ref().map(|group| group[0].side), [Side::Send, Side::Receive]);
+    assert_eq!(groups.each_ref().map(|group| group[0].kind), [Kind::Send, Kind::Receive]);
     // Nobody will submit them.
     groups.iter().flatten().for_each(|copy| copy.progress.reach(End::Quiet(Ok(()))));
     drop(all);
@@ -155,12 +155,12 @@ fn a_group_is_no_more_than_so_many_slices_and_bytes() {
     let shared = &it.pool.copier.shared;
     let stopped = it.stop();
     let list = |bytes| {
-        let (progress, side, ahead) = (Arc::default(), Side::Send, 0);
+        let (progress, kind, ahead) = (Arc::default(), Kind::Send, 0);
         let (pieces, copies) = (Vec::new(), Vec::new());
         // SAFETY: it copies nothing.
-        unsafe { it.pool.copier.list(Listed { progress, side, bytes, ahead, pieces, copies }) };
+        unsafe { it.pool.copier.list(Listed { progress, kind, bytes, ahead, pieces, copies }) };
     };
-    let mut last = Side::Receive;
+    let mut last = Kind::Receive;
     (0..GROUP + 1).for_each(|_| list(1));
     assert_eq!(shared.next_group(&mut last).unwrap().len(), GROUP);
     assert_eq!(shared.next_group(&mut last).unwrap().len(), 1);
@@ -179,7 +179,7 @@ fn the_lane_with_the_least_to_send_comes_first() {
     let copies =
         [7, 0, 7, 3, 0].map(|ahead| it.begin_behind(ahead, it.slice(Side::Send).unwrap(), 0, 10));
     let listed = locked(&it.pool.copier.shared.inbox);
-    let order: Vec<_> = listed.listed[Side::Send as usize].iter().map(|it| it.ahead).collect();
+    let order: Vec<_> = listed.listed[Kind::Send as usize].iter().map(|it| it.ahead).collect();
     drop(listed);
     assert_eq!(order, [0, 0, 3, 7, 7]);
     go_on(stopped);
