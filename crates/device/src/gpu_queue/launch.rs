@@ -187,10 +187,10 @@ impl<D: Driver> GpuQueue<D> {
         let address = self.slot_address(slot) + *used as u64;
         let place = self.slot(slot).as_mut_ptr_range();
         // SAFETY: the caller found that the list fits behind `used` bytes of the slot, which is
-        // ours and which no launch reads yet.
+        // ours and which no launch reads yet; u32 is less aligned than what the slot holds.
         unsafe {
-            let place = place.start.cast::<u8>().add(*used);
-            past_caches::copy_bytes(place, pages.as_ptr().cast(), size_of_val(pages));
+            let place = place.start.cast::<u8>().add(*used).cast::<u32>();
+            place.copy_from_nonoverlapping(pages.as_ptr(), pages.len());
         }
         *used += size_of_val(pages);
         address
@@ -207,9 +207,6 @@ impl<D: Driver> GpuQueue<D> {
     ) -> Result<()> {
         if launch.list.is_empty() {
             return Ok(());
-        }
-        if launch.list_bytes > 0 {
-            past_caches::settle();
         }
         let blocks = self.blocks(open, Entry::Compact, launch.units());
         let stream = self.use_stream(open);
