@@ -63,6 +63,11 @@ pub trait CopySource {
     /// A source that returns fewer than fit may be asked again. One warp copies one descriptor, so
     /// a source splits long pieces into tiles, or the longest becomes the tail of the launch.
     fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize;
+
+    /// How many descriptors are left, if that is known.
+    fn left(&self) -> Option<usize> {
+        None
+    }
 }
 
 /// A source over a slice, for callers that have descriptors ready.
@@ -76,6 +81,10 @@ impl CopySource for SliceSource<'_> {
         slot[..count].copy_from_slice(now);
         self.0 = later;
         count
+    }
+
+    fn left(&self) -> Option<usize> {
+        Some(self.0.len())
     }
 }
 
@@ -231,7 +240,8 @@ pub struct QueueOptions {
     pub ring_slots: usize,
     /// Descriptor ring: descriptors in one slot, which is one launch.
     pub slot_descriptors: usize,
-    /// Descriptors of a submission's first launch, at most.
+    /// Descriptors of a submission's first launch, at most, unless one that is up to twice as long
+    /// takes all there are.
     pub first_descriptors: usize,
     /// Most blocks of one launch; never more than are resident at once.
     pub max_grid_blocks: u32,
