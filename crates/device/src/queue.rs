@@ -8,7 +8,6 @@ use std::sync::Arc;
 pub use crate::compact::{CompactCopy, CompactEnd, Rows};
 use crate::device::DeviceUuid;
 use crate::error::{Result, SubmitError};
-use crate::past_caches;
 
 /// One copy, as `kernels/copy.cu` reads it: 24 bytes, three little-endian u64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,20 +64,9 @@ pub trait CopySource {
     /// a source splits long pieces into tiles, or the longest becomes the tail of the launch.
     fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize;
 
-    /// Fills all of a place in the ring, or as much of it as the source has left: by way of `block`,
-    /// which is not empty, as the processor does not read the ring back.
-    fn pack(&mut self, place: &mut [CopyDescriptor], block: &mut [CopyDescriptor]) -> usize {
-        let mut packed = 0;
-        while packed < place.len() {
-            let room = block.len().min(place.len() - packed);
-            let count = self.fill(&mut block[..room]);
-            if count == 0 {
-                break;
-            }
-            past_caches::copy(&mut place[packed..packed + count], &block[..count]);
-            packed += count;
-        }
-        packed
+    /// How many descriptors are left, if that is known.
+    fn left(&self) -> Option<usize> {
+        None
     }
 }
 
@@ -93,6 +81,10 @@ impl CopySource for SliceSource<'_> {
         slot[..count].copy_from_slice(now);
         self.0 = later;
         count
+    }
+
+    fn left(&self) -> Option<usize> {
+        Some(self.0.len())
     }
 }
 
@@ -256,7 +248,8 @@ pub struct QueueOptions {
     pub ring_slots: usize,
     /// Descriptor ring: descriptors in one slot, which is one launch.
     pub slot_descriptors: usize,
-    /// Descriptors of a submission's first launch, at most.
+    /// Descriptors of a submission's first launch, at most, unless one that is up to twice as long
+    /// takes all there are.
     pub first_descriptors: usize,
     /// Most blocks of one launch; never more than are resident at once.
     pub max_grid_blocks: u32,
