@@ -1,4 +1,3 @@
-use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
@@ -339,7 +338,7 @@ impl Engine {
         }
         let behind = self.behind(options.behind)?;
         let routes = self.routes(parts)?;
-        let (near, far) = by_route(parts, &routes);
+        let (near, far) = Route::divide(parts, &routes);
         let far: Vec<_> = far.iter().filter(|part| !part.copies.are_empty()).collect();
         let planned = match far.is_empty() {
             true => None,
