@@ -4,6 +4,7 @@
 //   transfer faults LIBRARY SHAPES [DEVICE]     breaks
 //   transfer peer LIBRARY SHAPES DEVICE KIND BYTES     the other process
 #include <signal.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 
 #include "kvferry.h"
 #include "kvferry_mooncake.h"
+#include "../src/plugin.hpp"
 #include "memory.hpp"
 #include "peer.hpp"
 #include "shapes.hpp"
@@ -184,6 +186,37 @@ void memory_comes_and_goes(const Options& options) {
     CHECK_THAT(engine->registerLocalMemoryBatch(buffers, options.device) != 0);
     CHECK_THAT(register_again(first->address()) == 0);
     CHECK_THAT(engine->unregisterLocalMemory(pointer(first->address())) == 0);
+}
+
+/// The engine offers all memory to all transports, so what nobody can serve is no failure.
+void memory_that_nobody_may_read_is_accepted_and_not_published(const Options& options) {
+    auto engine = start(Kind::Kvferry, options);
+    void* memory = mmap(nullptr, kSmall, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK_THAT(memory != MAP_FAILED);
+    CHECK_THAT(engine->registerLocalMemory(memory, kSmall, "*") == 0);
+    const auto segment = engine->getMetadata()->getSegmentDescByID(mooncake::LOCAL_SEGMENT_ID);
+    CHECK_THAT(segment->buffers.empty());
+    CHECK_THAT(engine->unregisterLocalMemory(memory) == 0);
+    munmap(memory, kSmall);
+}
+
+/// A node of kvferry's own, such as `kvferry serve`, has the same descriptor.
+void a_node_outside_mooncake_is_a_kvferry_peer(const Options& options) {
+    auto engine = start(Kind::Kvferry, options);
+    Registered local(*engine, options.device, kSmall);
+    const auto bytes = pattern(3, kSmall);
+    local.memory->put(bytes);
+    const auto& api = kvferry::load(options.library);
+    kvferry::Engine node(api, {.devices = "host", .listen = "127.0.0.1:0", .name = {}});
+    uint64_t address = 0;
+    CHECK_THAT(api.allocate(node.handle(), 0, kSmall, &address) == KVFERRY_OK);
+    const auto segment = engine->openSegment(node.name());
+    const auto outcome = transfer(*engine, {request(TransferRequest::WRITE, local.address(),
+                                                    segment, address, kSmall)});
+    CHECK_THAT(outcome.all(TransferStatusEnum::COMPLETED));
+    CHECK_THAT(std::equal(bytes.begin(), bytes.end(), static_cast<uint8_t*>(pointer(address))));
+    kvferry_statistics statistics{};
+    CHECK_THAT(paths(*engine, statistics) != "mooncake tcp");
 }
 
 void two_engines_of_one_process_reach_each_other_and_themselves(const Options& options) {
@@ -395,6 +428,8 @@ int all_faults(const Options& options) {
 #define RUN(test) run(#test, test)
     RUN(an_unknown_address_fails_alone);
     RUN(memory_comes_and_goes);
+    RUN(memory_that_nobody_may_read_is_accepted_and_not_published);
+    RUN(a_node_outside_mooncake_is_a_kvferry_peer);
     RUN(two_engines_of_one_process_reach_each_other_and_themselves);
     RUN(threads_share_an_engine);
     RUN(threads_share_a_batch);
