@@ -47,7 +47,7 @@ impl Local {
         // Stock peers are told of no memory where none may be asked for.
         let served = segment.regions.iter().filter(|_| self.data_port.is_some());
         let buffers = served.map(|region| wire::Buffer {
-            name: self.name.clone(),
+            name: format!("{}{}", wire::SCHEME, self.name),
             addr: region.addr,
             length: region.len,
             protocol: None,

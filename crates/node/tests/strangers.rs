@@ -21,6 +21,7 @@ fn a_stock_peer_gets_a_descriptor_that_it_can_read() {
     assert_eq!(descriptor.tcp_proto_version, 2);
     let buffer = &descriptor.buffers[0];
     assert_eq!((buffer.addr, buffer.length), (side.buffer.addr(), side.buffer.len()));
+    assert_eq!(buffer.name, format!("kvferry://{}", side.node.name()));
     assert_eq!(json.last(), Some(&b'\n'));
 }
 

@@ -18,6 +18,11 @@ pub const VERSION: u32 = 1;
 /// Most buffers, allocations and regions, each, of a descriptor that [`parse`] accepts.
 pub const MAX_ENTRIES: usize = 65536;
 
+/// Begins the names of buffers that kvferry serves; behind it stands the name of the node. Mooncake
+/// hands its transports no field of a descriptor that it does not know, but the names of buffers,
+/// which its TCP transport does not use: by them kvferry inside Mooncake knows another kvferry.
+pub const SCHEME: &str = "kvferry://";
+
 /// What a node answers to a metadata request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Descriptor {
@@ -77,7 +82,7 @@ impl Protocol {
 /// A registered region as stock peers see it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Buffer {
-    /// Not empty; the name of the segment.
+    /// Not empty. [`SCHEME`] and the node's name, of kvferry's; stock peers write the segment's name.
     pub name: String,
     /// First byte.
     pub addr: u64,

@@ -4,6 +4,7 @@
 //   transfer faults LIBRARY SHAPES [DEVICE]     breaks
 //   transfer peer LIBRARY SHAPES DEVICE KIND BYTES     the other process
 #include <signal.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 
 #include "kvferry.h"
 #include "kvferry_mooncake.h"
+#include "../src/plugin.hpp"
 #include "memory.hpp"
 #include "peer.hpp"
 #include "shapes.hpp"
@@ -26,7 +28,7 @@ using mooncake::TransferStatusEnum;
 
 namespace {
 
-constexpr int kRounds = 3;
+constexpr int kRounds = 5;
 constexpr size_t kSmall = 1 << 20;
 
 TransferRequest request(TransferRequest::OpCode opcode, uint64_t source, uint64_t segment,
@@ -62,56 +64,64 @@ std::string paths(TransferEngine& engine, kvferry_statistics& before) {
     return moved.empty() ? "mooncake tcp" : moved;
 }
 
-/// Every shape, in both directions, with every byte of the destination compared. The other end is
-/// memory of the device of the options.
-void move_shapes(Kind here, const std::string& device, Kind there, const Options& options) {
-    const auto shapes = read_shapes(options.shapes);
-    size_t size = 0;
-    for (const auto& shape : shapes) size = std::max<size_t>(size, shape.extent());
-    auto engine = start(here, options);
-    Registered local(*engine, device, size);
-    Peer peer(there, options, size);
-    const auto segment = engine->openSegment(peer.name());
-    CHECK_THAT(segment != static_cast<uint64_t>(-1));
-    kvferry_statistics moved{};
-    uint64_t seed = 1;
-    for (const auto& shape : shapes) {
-        const auto extent = shape.extent();
-        for (const auto opcode : {TransferRequest::WRITE, TransferRequest::READ}) {
-            const bool writes = opcode == TransferRequest::WRITE;
-            double best = 1e9;
-            for (int round = 0; round < kRounds; round++) {
-                const uint64_t place = seed++, source = seed++, background = seed++;
-                const auto pieces = layout(shape, place);
-                std::vector<TransferRequest> requests;
-                for (const auto& piece : pieces)
-                    requests.push_back(request(
-                        opcode, local.address() + (writes ? piece.source : piece.destination),
-                        segment, peer.address() + (writes ? piece.destination : piece.source),
-                        piece.length));
-                local.memory->put(pattern(writes ? source : background, extent));
-                peer.fill(writes ? background : source, extent);
-                const auto outcome = transfer(*engine, requests);
-                CHECK_THAT(outcome.all(TransferStatusEnum::COMPLETED));
-                if (writes) {
-                    CHECK_THAT(peer.holds(background, shape.id, place, source));
-                } else {
-                    auto expected = pattern(background, extent);
-                    apply(pieces, pattern(source, extent), expected);
-                    CHECK_THAT(local.memory->get(extent) == expected);
-                }
-                best = std::min(best, outcome.seconds);
-            }
-            const auto path = paths(*engine, moved);
-            CHECK_THAT((path == "mooncake tcp") == (here == Kind::Stock || there == Kind::Stock));
-            printf("| %s | %s | %s, %s | %s, %s | %.2f | %.2f | %s |\n", shape.id.c_str(),
-                   writes ? "write" : "read", name_of(here), device.c_str(), name_of(there),
-                   options.device.c_str(), best * 1e3,
-                   static_cast<double>(shape.bytes()) / best / 1e9, path.c_str());
-            fflush(stdout);
-        }
+/// An engine here with memory of `device`, and one in another process with memory of the device of
+/// the options.
+class Pair {
+   public:
+    Pair(Kind here, const std::string& device, Kind there, const Options& options, size_t size)
+        : is_stock_(here == Kind::Stock || there == Kind::Stock),
+          title_(std::string(name_of(here)) + ' ' + device + " to " + name_of(there) + ' ' +
+                 options.device),
+          engine_(start(here, options)),
+          local_(*engine_, device, size),
+          peer_(there, options, size),
+          segment_(engine_->openSegment(peer_.name())) {
+        CHECK_THAT(segment_ != static_cast<uint64_t>(-1));
     }
-}
+
+    const std::string& title() const { return title_; }
+
+    /// Moves a shape, compares every byte of the destination, and returns the seconds.
+    double move(const Shape& shape, TransferRequest::OpCode opcode, uint64_t seed) {
+        const bool writes = opcode == TransferRequest::WRITE;
+        const uint64_t place = seed, source = seed + 1, background = seed + 2;
+        const auto extent = shape.extent();
+        const auto pieces = layout(shape, place);
+        std::vector<TransferRequest> requests;
+        for (const auto& piece : pieces)
+            requests.push_back(request(
+                opcode, local_.address() + (writes ? piece.source : piece.destination), segment_,
+                peer_.address() + (writes ? piece.destination : piece.source), piece.length));
+        local_.memory->put(pattern(writes ? source : background, extent));
+        peer_.fill(writes ? background : source, extent);
+        const auto outcome = transfer(*engine_, requests);
+        CHECK_THAT(outcome.all(TransferStatusEnum::COMPLETED));
+        if (writes) {
+            CHECK_THAT(peer_.holds(background, shape.id, place, source));
+        } else {
+            auto expected = pattern(background, extent);
+            apply(pieces, pattern(source, extent), expected);
+            CHECK_THAT(local_.memory->get(extent) == expected);
+        }
+        return outcome.seconds;
+    }
+
+    /// What has moved the bytes since this was last asked.
+    std::string path() {
+        const auto path = paths(*engine_, told_);
+        CHECK_THAT((path == "mooncake tcp") == is_stock_);
+        return path;
+    }
+
+   private:
+    bool is_stock_;
+    std::string title_;
+    std::unique_ptr<TransferEngine> engine_;
+    Registered local_;
+    Peer peer_;
+    uint64_t segment_;
+    kvferry_statistics told_{};
+};
 
 void an_unknown_address_fails_alone(const Options& options) {
     auto engine = start(Kind::Kvferry, options);
@@ -176,6 +186,37 @@ void memory_comes_and_goes(const Options& options) {
     CHECK_THAT(engine->registerLocalMemoryBatch(buffers, options.device) != 0);
     CHECK_THAT(register_again(first->address()) == 0);
     CHECK_THAT(engine->unregisterLocalMemory(pointer(first->address())) == 0);
+}
+
+/// The engine offers all memory to all transports, so what nobody can serve is no failure.
+void memory_that_nobody_may_read_is_accepted_and_not_published(const Options& options) {
+    auto engine = start(Kind::Kvferry, options);
+    void* memory = mmap(nullptr, kSmall, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK_THAT(memory != MAP_FAILED);
+    CHECK_THAT(engine->registerLocalMemory(memory, kSmall, "*") == 0);
+    const auto segment = engine->getMetadata()->getSegmentDescByID(mooncake::LOCAL_SEGMENT_ID);
+    CHECK_THAT(segment->buffers.empty());
+    CHECK_THAT(engine->unregisterLocalMemory(memory) == 0);
+    munmap(memory, kSmall);
+}
+
+/// A node of kvferry's own, such as `kvferry serve`, has the same descriptor.
+void a_node_outside_mooncake_is_a_kvferry_peer(const Options& options) {
+    auto engine = start(Kind::Kvferry, options);
+    Registered local(*engine, options.device, kSmall);
+    const auto bytes = pattern(3, kSmall);
+    local.memory->put(bytes);
+    const auto& api = kvferry::load(options.library);
+    kvferry::Engine node(api, {.devices = "host", .listen = "127.0.0.1:0", .name = {}});
+    uint64_t address = 0;
+    CHECK_THAT(api.allocate(node.handle(), 0, kSmall, &address) == KVFERRY_OK);
+    const auto segment = engine->openSegment(node.name());
+    const auto outcome = transfer(*engine, {request(TransferRequest::WRITE, local.address(),
+                                                    segment, address, kSmall)});
+    CHECK_THAT(outcome.all(TransferStatusEnum::COMPLETED));
+    CHECK_THAT(std::equal(bytes.begin(), bytes.end(), static_cast<uint8_t*>(pointer(address))));
+    kvferry_statistics statistics{};
+    CHECK_THAT(paths(*engine, statistics) != "mooncake tcp");
 }
 
 void two_engines_of_one_process_reach_each_other_and_themselves(const Options& options) {
@@ -337,17 +378,41 @@ void without_the_library_the_engine_stays_as_it_was(const Options& options) {
     CHECK_THAT(kvferry_mooncake_install(&empty, &ours, nullptr, 0) == -1);
 }
 
+/// Every shape between every pair, in both directions. They take turns, so that what else the
+/// machine does hits all of them.
 void all_shapes(const Options& options) {
-    printf("| shape | op | engine | peer | best ms | GB/s | moved by |\n");
-    printf("|---|---|---|---|---|---|---|\n");
-    move_shapes(Kind::Kvferry, options.device, Kind::Kvferry, options);
+    const auto shapes = read_shapes(options.shapes);
+    size_t size = 0;
+    for (const auto& shape : shapes) size = std::max<size_t>(size, shape.extent());
+    std::vector<std::unique_ptr<Pair>> pairs;
+    const auto add = [&](Kind here, const std::string& device, Kind there) {
+        pairs.push_back(std::make_unique<Pair>(here, device, there, options, size));
+    };
+    add(Kind::Kvferry, options.device, Kind::Kvferry);
     // kvferry serves a GPU's memory to stock engines, which here have only the host's.
-    move_shapes(Kind::Stock, "host", Kind::Kvferry, options);
+    add(Kind::Stock, "host", Kind::Kvferry);
     if (options.device == "host") {
-        move_shapes(Kind::Kvferry, "host", Kind::Stock, options);
-        move_shapes(Kind::Stock, "host", Kind::Stock, options);
+        add(Kind::Kvferry, "host", Kind::Stock);
+        add(Kind::Stock, "host", Kind::Stock);
     } else {
-        move_shapes(Kind::Kvferry, "host", Kind::Kvferry, options);
+        add(Kind::Kvferry, "host", Kind::Kvferry);
+    }
+    printf("| shape | op | engines | best ms | GB/s | moved by |\n|---|---|---|---|---|---|\n");
+    uint64_t seed = 1;
+    for (const auto& shape : shapes) {
+        for (const auto opcode : {TransferRequest::WRITE, TransferRequest::READ}) {
+            std::vector<double> best(pairs.size(), 1e9);
+            for (int round = 0; round < kRounds; round++, seed += 3)
+                for (size_t at = 0; at < pairs.size(); at++)
+                    best[at] = std::min(best[at], pairs[at]->move(shape, opcode, seed));
+            for (size_t at = 0; at < pairs.size(); at++)
+                printf("| %s | %s | %s | %.2f | %.2f | %s |\n", shape.id.c_str(),
+                       opcode == TransferRequest::WRITE ? "write" : "read",
+                       pairs[at]->title().c_str(), best[at] * 1e3,
+                       static_cast<double>(shape.bytes()) / best[at] / 1e9,
+                       pairs[at]->path().c_str());
+            fflush(stdout);
+        }
     }
 }
 
@@ -363,6 +428,8 @@ int all_faults(const Options& options) {
 #define RUN(test) run(#test, test)
     RUN(an_unknown_address_fails_alone);
     RUN(memory_comes_and_goes);
+    RUN(memory_that_nobody_may_read_is_accepted_and_not_published);
+    RUN(a_node_outside_mooncake_is_a_kvferry_peer);
     RUN(two_engines_of_one_process_reach_each_other_and_themselves);
     RUN(threads_share_an_engine);
     RUN(threads_share_a_batch);
