@@ -21,13 +21,17 @@ fn nvidia() -> Vec<String> {
     let report = kvferry_engine::device::cuda::describe();
     let driver = match report.driver {
         Ok(version) => format!("NVIDIA driver: for CUDA up to {version}"),
-        Err(error) => format!("no NVIDIA driver: {error}"),
+        // Why is among the devices that are not available.
+        Err(_) => "no NVIDIA driver".into(),
     };
     let compiler = match report.compiler {
         Ok(compiler) => {
             format!("NVRTC {}, for {}", compiler.version, compiler.architectures.join(" "))
         }
-        Err(error) => format!("no NVRTC, so no copy kernel that is not cached: {error}"),
+        Err(error) => format!(
+            "no NVRTC, so no copy kernel that is not cached (the CUDA toolkit has it, and so does \
+             pip install nvidia-cuda-nvrtc-cu12): {error}"
+        ),
     };
     vec![driver, compiler]
 }
