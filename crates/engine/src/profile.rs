@@ -83,6 +83,56 @@ impl Values {
     }
 }
 
+/// What the ways between a GPU and host memory cost, by which
+/// [`OffloadMode::Auto`](crate::OffloadMode::Auto) chooses. Only their ratios count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostLink {
+    /// Bytes a microsecond of one contiguous DMA.
+    pub link: u64,
+    /// What a row of a 2-D DMA costs beside its bytes, in nanoseconds.
+    pub row_ns: u64,
+    /// What a DMA costs the host, in nanoseconds.
+    pub call_ns: u64,
+    /// Until the first byte of a staged copy is on the link, in nanoseconds.
+    pub staging_ns: u64,
+    /// Bytes a microsecond of the kernel on host memory.
+    pub kernel_link: u64,
+    /// Until the kernel's first byte is on the link, in nanoseconds.
+    pub launch_ns: u64,
+    /// Most blocks of a launch on host memory: the link is full with far fewer bytes under way than
+    /// device memory takes, and more warps only take multiprocessors from the model.
+    pub grid_blocks: u32,
+}
+
+/// Measured on one H200 (2026-11-29, LAB.md: beside decode 64 blocks are quicker than a full grid, and
+/// hurt less; 2026-11-30, 81 points of W11). The ratios are much the same wherever a GPU is behind PCIe.
+impl Default for HostLink {
+    fn default() -> Self {
+        Self {
+            link: 55_000,
+            row_ns: 55,
+            call_ns: 2500,
+            staging_ns: 25_000,
+            kernel_link: 50_000,
+            launch_ns: 8000,
+            grid_blocks: 64,
+        }
+    }
+}
+
+impl HostLink {
+    /// Whether a choice can be made by it.
+    fn is_sane(&self) -> bool {
+        const SECOND: u64 = 1_000_000_000;
+        let times = [self.row_ns, self.call_ns, self.staging_ns, self.launch_ns];
+        self.link > 0
+            && self.kernel_link > 0
+            && times.into_iter().all(|time| time < SECOND)
+            && MAX_GRID_BLOCKS.contains(&self.grid_blocks.into())
+    }
+}
+
 const HIP_BATCH_MIN: &str = "MC_HIP_BATCH_COPY_MIN";
 
 /// What Mooncake's knob says in the place of the one named, if it is one of an AMD GPU's.
@@ -96,6 +146,8 @@ fn hip_batch_min(config: &Config, info: &DeviceInfo, name: &str) -> Option<u64> 
 pub struct Tuning {
     /// The values in force.
     pub values: Values,
+    /// What the ways to host memory cost: the profile's, or those of an H200.
+    pub host_link: HostLink,
     settings: Vec<Setting>,
 }
 
@@ -133,6 +185,7 @@ impl Tuning {
             u32::try_from(grid).expect("it was the u32 of a configuration or a profile");
         Self {
             values: Values { batch_min, small_max_bytes, tile_bytes, max_grid_blocks },
+            host_link: profile.and_then(|profile| profile.host_link).unwrap_or_default(),
             settings,
         }
     }
@@ -166,6 +219,8 @@ pub struct Profile {
     pub architecture: String,
     /// What follows.
     pub values: Values,
+    /// And for host memory; none on the processor.
+    pub host_link: Option<HostLink>,
     /// What was measured.
     pub samples: Vec<Sample>,
 }
@@ -297,6 +352,9 @@ impl Profile {
             let device = info.architecture.clone();
             return Err(ProfileFault::Architecture { profile: profile.architecture, device });
         }
+        if profile.host_link.is_some_and(|link| !link.is_sane()) {
+            return Err(ProfileFault::Garbage("costs of host memory that no device has".into()));
+        }
         for (name, value, accepted) in profile.values.knobs() {
             if !accepted.contains(&value) {
                 let (low, high) = accepted.into_inner();
@@ -370,6 +428,7 @@ mod tests {
             uuid: info.uuid.to_string(),
             architecture: info.architecture.clone(),
             values: VALUES,
+            host_link: None,
             samples: Vec::new(),
         }
     }
