@@ -4,6 +4,8 @@
 //! questions use the answers of earlier ones: tile, grid, fewest pieces of a launch, largest small
 //! piece.
 
+mod host_link;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -86,6 +88,8 @@ pub enum Question {
     Few,
     /// From which length of a piece on DMA is quicker.
     Size,
+    /// What each way to host memory costs.
+    HostLink,
 }
 
 /// What copied.
@@ -96,6 +100,10 @@ pub enum Way {
     Kernel,
     /// One DMA a piece.
     Dma,
+    /// One 2-D DMA, of which a piece is a row.
+    Rows,
+    /// A gather by the kernel, and one DMA.
+    Staged,
 }
 
 /// One measured time: pieces of one length, scattered over two memories, from the submission until
@@ -146,12 +154,14 @@ pub fn calibrate(
     if let Some(other) = other.filter(in_reach) {
         values = run(config, device, other, effort, &mut samples)?;
     }
+    let host_link = host_link::measure(config, device, &values, effort, &mut samples)?;
     Ok(Profile {
         date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         name: info.name.clone(),
         uuid: info.uuid.to_string(),
         architecture: info.architecture.clone(),
         values,
+        host_link,
         samples,
     })
 }
@@ -290,6 +300,8 @@ impl Bench {
                     }
                 }
             }
+            // An engine's own.
+            Question::HostLink => {}
         }
         Ok(samples)
     }
@@ -317,7 +329,7 @@ impl Bench {
         let apart = (apart & !255).max(sample.piece_bytes);
         let tile = match sample.way {
             Way::Kernel => sample.tile_bytes,
-            Way::Dma => sample.piece_bytes,
+            _ => sample.piece_bytes,
         };
         self.descriptors.clear();
         for first in (0..sample.pieces as u64).map(|piece| piece * apart) {
@@ -338,7 +350,7 @@ impl Bench {
                 let max_grid_blocks = sample.max_grid_blocks;
                 Work { max_grid_blocks, ..Work::pieces(&mut pieces) }
             }
-            Way::Dma => Work { large: &self.descriptors, ..Work::pieces(&mut nothing) },
+            _ => Work { large: &self.descriptors, ..Work::pieces(&mut nothing) },
         };
         let start = Instant::now();
         let mut asked = Duration::ZERO;
@@ -469,6 +481,9 @@ mod tests {
             assert_eq!(of(Question::Few).count(), 2 * FEW.len() * FEW_SIZES.len());
             assert!(of(Question::Size).any(|sample| sample.way == Way::Dma));
             assert!(profile.samples.iter().all(|sample| sample.nanoseconds > 0));
+            let is_gpu = device.info().vendor != Vendor::Host;
+            assert_eq!(profile.host_link.is_some(), is_gpu);
+            assert_eq!(of(Question::HostLink).any(|s| s.way == Way::Staged), is_gpu);
             assert!(TILES.contains(&profile.values.tile_bytes), "{:?}", profile.values);
             assert!(GRIDS.contains(&profile.values.max_grid_blocks), "{:?}", profile.values);
             assert!((1..=17).contains(&profile.values.batch_min), "{:?}", profile.values);
@@ -488,6 +503,7 @@ mod tests {
         let tunings: Vec<_> = engine.tunings().collect();
         assert_eq!(tunings.len(), 1);
         assert_eq!(tunings[0].values, profile.values);
+        assert_eq!(Some(tunings[0].host_link), profile.host_link);
         let sources = tunings[0].settings().iter().map(|setting| setting.source);
         assert!(sources.into_iter().all(|source| source == crate::Source::Profile));
     }
@@ -500,7 +516,8 @@ mod tests {
         // Simulated GPUs reach host memory that is mapped for them, and not each other.
         for beyond in [&other, &host] {
             let profile = calibrate(&config, &device, Some(beyond), QUICK).expect("measures");
-            assert!(profile.samples.iter().all(|sample| sample.to == "sim:0"));
+            let mut others = profile.samples.iter().filter(|s| s.question != Question::HostLink);
+            assert!(others.all(|sample| sample.to == "sim:0"));
         }
         let mut samples = Vec::new();
         let values = run(&config, &device, &other, QUICK, &mut samples).expect("measures");

@@ -728,28 +728,6 @@ fn open_nvtx(library: &NvtxLibrary) -> Option<Arc<Nvtx>> {
     Nvtx::load(path).inspect_err(warn).ok()
 }
 
-/// What mappings reach of a batch, and what TCP does.
-fn by_route<'a>(
-    parts: &'a [Part<'a>],
-    routes: &'a [Route<'a>],
-) -> (Cow<'a, [Part<'a>]>, Vec<Part<'a>>) {
-    if routes.is_empty() {
-        return (Cow::Borrowed(parts), Vec::new());
-    }
-    let (mut all_near, mut all_far) = (Vec::new(), Vec::new());
-    for (&part, route) in parts.iter().zip(routes) {
-        match route {
-            Route::Near => all_near.push(part),
-            Route::Far => all_far.push(part),
-            Route::Both { near, far } => {
-                all_near.push(Part { copies: near.copies(), ..part });
-                all_far.push(Part { copies: far.copies(), ..part });
-            }
-        }
-    }
-    (Cow::Owned(all_near), all_far)
-}
-
 fn not_behind() -> Error {
     Error::Device(kvferry_device::Error::NotOrderable {
         device: "TCP".into(),

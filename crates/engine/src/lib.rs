@@ -41,7 +41,7 @@ pub use lease::Lease;
 pub use meters::Served;
 pub use pinned::{PinnedAccount, PinnedShare};
 pub use plan::{FormPieces, Op, Paged, Pages, Range, Strided};
-pub use profile::{Profile, Tuning};
+pub use profile::{HostLink, Profile, Tuning};
 pub use proof::{Loan, Mismatch, Probe};
 pub use request::{Copies, OffloadMode, Part, SubmitOptions, UnknownMode};
 pub use segment::{

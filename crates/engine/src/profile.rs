@@ -4,6 +4,8 @@
 //! A profile only makes copies faster. Whatever is wrong with it means defaults and a line that
 //! says why, never an error. It counts only if nobody but this user can have written it.
 
+mod host_link;
+
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +13,7 @@ use kvferry_device::{DeviceInfo, Vendor, private_file};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+pub use self::host_link::HostLink;
 use crate::calibrate::Sample;
 use crate::config::{
     BATCH_MIN, Config, MAX_GRID_BLOCKS, SMALL_MAX_BYTES, Setting, Source, TILE_BYTES,
@@ -96,6 +99,8 @@ fn hip_batch_min(config: &Config, info: &DeviceInfo, name: &str) -> Option<u64> 
 pub struct Tuning {
     /// The values in force.
     pub values: Values,
+    /// What the ways to host memory cost: the profile's, or those of an H200.
+    pub host_link: HostLink,
     settings: Vec<Setting>,
 }
 
@@ -133,6 +138,7 @@ impl Tuning {
             u32::try_from(grid).expect("it was the u32 of a configuration or a profile");
         Self {
             values: Values { batch_min, small_max_bytes, tile_bytes, max_grid_blocks },
+            host_link: profile.and_then(|profile| profile.host_link).unwrap_or_default(),
             settings,
         }
     }
@@ -166,6 +172,8 @@ pub struct Profile {
     pub architecture: String,
     /// What follows.
     pub values: Values,
+    /// And for host memory; none on the processor.
+    pub host_link: Option<HostLink>,
     /// What was measured.
     pub samples: Vec<Sample>,
 }
@@ -297,6 +305,9 @@ impl Profile {
             let device = info.architecture.clone();
             return Err(ProfileFault::Architecture { profile: profile.architecture, device });
         }
+        if profile.host_link.is_some_and(|link| !link.is_sane()) {
+            return Err(ProfileFault::Garbage("costs of host memory that no device has".into()));
+        }
         for (name, value, accepted) in profile.values.knobs() {
             if !accepted.contains(&value) {
                 let (low, high) = accepted.into_inner();
@@ -370,6 +381,7 @@ mod tests {
             uuid: info.uuid.to_string(),
             architecture: info.architecture.clone(),
             values: VALUES,
+            host_link: None,
             samples: Vec::new(),
         }
     }
@@ -541,6 +553,15 @@ mod tests {
                 panic!("{values:?} was taken: {refused:?}");
             };
             assert_eq!((named, wrong), (name, value));
+        }
+        for host_link in [
+            HostLink { link: 0, ..HostLink::default() },
+            HostLink { call_ns: u64::MAX, ..HostLink::default() },
+            HostLink { grid_blocks: 0, ..HostLink::default() },
+        ] {
+            let profile = Profile { host_link: Some(host_link), ..good.clone() };
+            let refused = Profile::decode(profile.encode().as_bytes(), device.info());
+            assert!(matches!(refused, Err(ProfileFault::Garbage(_))), "{refused:?}");
         }
     }
 }

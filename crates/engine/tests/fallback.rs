@@ -210,6 +210,7 @@ fn pieces_are_small_or_large_by_the_profile_of_the_device_that_copies_them() {
         uuid: info.uuid.to_string(),
         architecture: info.architecture.clone(),
         values: Values { small_max_bytes: 1024, ..Values::of(&config) },
+        host_link: None,
         samples: Vec::new(),
     };
     profile.store(&config, info).expect("stores");

@@ -438,8 +438,8 @@ fn an_engine_dropped_beside_batches_that_would_take_minutes_ends_them_at_once() 
     // A number of its own, by which its threads are told from others'.
     let options = SimOptions { ordinal: 77, ..SimOptions::default() };
     let ((device, control), host) = (sim(&options).expect("always there"), host());
-    let threads = || threads_named("kvferry-sim:77");
-    let before = threads();
+    // The device's own.
+    wait_for_threads("kvferry-sim:77", 1);
     let devices = vec![Arc::clone(&device), Arc::clone(&host)];
     let engine = Engine::new(config(&knobs), devices).expect("an engine");
     // Freed after the engine is gone.
@@ -457,21 +457,29 @@ fn an_engine_dropped_beside_batches_that_would_take_minutes_ends_them_at_once() 
         let part = Part { target: &target, op: Op::Write, copies: Copies::Ranges(&[range]) };
         engine.submit_parts(&[part], &asks(offload)).expect("submits");
     }
-    assert_eq!(threads(), before + 1, "one submits");
+    wait_for_threads("kvferry-sim:77", 2);
     let start = Instant::now();
     drop((target, engine));
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-    assert_eq!(threads(), before, "one still submits");
+    wait_for_threads("kvferry-sim:77", 1);
     let calls = control.calls("copy") + control.calls("launch_inline");
     assert!(calls < 200, "{calls} of 1024 steps");
 }
 
-/// Threads of this process.
-fn threads_named(name: &str) -> usize {
-    let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
-    let names =
-        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
-    names.filter(|found| found.trim_end() == name).count()
+/// Until so many threads of this process have the name: one takes it when it first runs, and is seen
+/// for a moment behind its end.
+fn wait_for_threads(name: &str, count: usize) {
+    let start = Instant::now();
+    let named = || {
+        let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
+        let names =
+            tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        names.filter(|found| found.trim_end() == name).count()
+    };
+    while named() != count {
+        assert!(start.elapsed() < LONG, "{} threads, not {count}", named());
+        std::thread::yield_now();
+    }
 }
 
 fn fill(buffer: &Buffer, byte: u8) {

@@ -7,6 +7,7 @@ use kvferry_device::{CopyDescriptor, Rows};
 use super::fragments::{Direction, Fragments, append};
 use crate::config::Policy;
 use crate::ended::Fallback;
+use crate::profile::HostLink;
 use crate::request::OffloadMode;
 
 /// How a batch went, and why so.
@@ -168,43 +169,52 @@ pub(super) fn host_calls(pieces: &[CopyDescriptor], fragments: &Fragments<'_>) -
     Calls::of(&blocks)
 }
 
-// What was measured on one H200 (2026-11-29, LAB.md, and 2026-11-30, 81 points of W11), in nanoseconds
-// and bytes. Ratios are what counts, and they are much the same wherever a GPU is behind PCIe.
-
-/// Bytes a nanosecond of one contiguous DMA.
-const LINK: f64 = 55.0;
-/// What a row of a 2-D DMA costs beside its bytes.
-const ROW: f64 = 55.0;
-/// What a DMA costs the host.
-const CALL: f64 = 2500.0;
-/// Until the first byte of a staged copy is on the link.
-const STAGING: f64 = 25_000.0;
-/// Bytes a nanosecond of the kernel on host memory.
-const KERNEL_LINK: f64 = 50.0;
-/// Until the kernel's first byte is on the link.
-const LAUNCH: f64 = 8_000.0;
-/// What listing and sorting a piece costs the host, before the first one is on its way.
+/// What listing and sorting a piece costs the host, before the first one is on its way, in
+/// nanoseconds (W12b beside one H200, 2026-11-30).
 const LISTING: f64 = 15.0;
 
-fn dma(bytes: f64, Calls { calls, rows }: Calls) -> f64 {
-    (calls * CALL).max(bytes / LINK + (rows - 1.0).max(0.0) * ROW) + CALL
+/// What the ways of one device cost, in bytes and nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Costs {
+    link: f64,
+    row: f64,
+    call: f64,
+    staging: f64,
+    kernel_link: f64,
+    launch: f64,
 }
 
-/// How long each way takes, about.
+impl Costs {
+    pub(super) fn of(costs: &HostLink) -> Self {
+        Self {
+            link: costs.link as f64 / 1000.0,
+            row: costs.row_ns as f64,
+            call: costs.call_ns as f64,
+            staging: costs.staging_ns as f64,
+            kernel_link: costs.kernel_link as f64 / 1000.0,
+            launch: costs.launch_ns as f64,
+        }
+    }
+
+    fn dma(&self, bytes: f64, Calls { calls, rows }: Calls) -> f64 {
+        let on_link = bytes / self.link + (rows - 1.0).max(0.0) * self.row;
+        (calls * self.call).max(on_link) + self.call
+    }
+
+    /// How long each way takes, about.
+    fn times(&self, shape: &Shape) -> Times {
+        Times {
+            direct: self.dma(shape.bytes, shape.direct),
+            staged: self.dma(shape.bytes, shape.staged) + self.staging,
+            kernel: shape.bytes / self.kernel_link + self.launch,
+        }
+    }
+}
+
 struct Times {
     direct: f64,
     staged: f64,
     kernel: f64,
-}
-
-impl Times {
-    fn of(shape: &Shape) -> Self {
-        Self {
-            direct: dma(shape.bytes, shape.direct),
-            staged: dma(shape.bytes, shape.staged) + STAGING,
-            kernel: shape.bytes / KERNEL_LINK + LAUNCH,
-        }
-    }
 }
 
 /// The way that the policy takes for a shape, where nobody asked for one and there is a kernel.
@@ -213,6 +223,7 @@ impl Times {
 pub(super) fn choose(
     policy: Policy,
     throttle: u32,
+    costs: &Costs,
     mut shape: Shape,
     sorted: impl FnOnce() -> Option<Calls>,
 ) -> Choice {
@@ -226,13 +237,13 @@ pub(super) fn choose(
     }
     let strided = shape.direct.calls * 8.0 <= shape.pieces;
     let direct_reason = if strided { Reason::Strides } else { Reason::LongPieces };
-    let times = Times::of(&shape);
+    let times = costs.times(&shape);
     // Rows with strides leave the model all of its multiprocessors, and take the link at half its
     // rate and more from 4 KiB on.
     if strided && policy != Policy::Throughput {
         return choice(Direct, Reason::Strides);
     }
-    let best = shape.bytes / LINK + STAGING;
+    let best = shape.bytes / costs.link + costs.staging;
     if times.direct <= best.min(times.kernel) * 1.1 {
         return choice(Direct, direct_reason);
     }
@@ -253,7 +264,7 @@ pub(super) fn choose(
     {
         shape.staged = calls;
     }
-    let Times { staged, kernel, direct } = Times::of(&shape);
+    let Times { staged, kernel, direct } = costs.times(&shape);
     if direct <= staged.min(kernel) {
         choice(Direct, direct_reason)
     } else if staged <= kernel * patience {
@@ -266,8 +277,9 @@ pub(super) fn choose(
 }
 
 /// Whether a list is worth sorting for staging as it is.
-pub(super) fn is_scattered(shape: &Shape) -> bool {
-    dma(shape.bytes, shape.staged) > shape.bytes / LINK * 1.1 + CALL && shape.mean() < 1e6
+pub(super) fn is_scattered(costs: &Costs, shape: &Shape) -> bool {
+    let together = shape.bytes / costs.link * 1.1 + costs.call;
+    costs.dma(shape.bytes, shape.staged) > together && shape.mean() < 1e6
 }
 
 #[cfg(test)]
@@ -283,7 +295,7 @@ mod tests {
     }
 
     fn mode(policy: Policy, shape: Shape, sorted: Option<Calls>) -> OffloadMode {
-        choose(policy, 0, shape, || sorted).mode
+        choose(policy, 0, &Costs::of(&HostLink::default()), shape, || sorted).mode
     }
 
     /// What was the quickest on one H200 (2026-11-30), or within a twentieth of it.
@@ -319,7 +331,25 @@ mod tests {
     fn no_order_is_looked_for_where_listing_the_pieces_takes_longer_than_the_kernel() {
         let rows = Calls { calls: 1.0, rows: 1_048_576.0 };
         let w12b = Shape { staged: rows, ..shape(1_048_576.0, 512.0, 1.0) };
-        let choice = choose(Policy::Balanced, 0, w12b, || panic!("a second of 1,048,576 pieces"));
+        let costs = Costs::of(&HostLink::default());
+        let choice =
+            choose(Policy::Balanced, 0, &costs, w12b, || panic!("a second of 1,048,576 pieces"));
         assert_eq!(choice.mode, OffloadMode::Kernel);
+    }
+
+    #[test]
+    fn a_device_whose_kernel_or_copy_engine_is_slower_goes_another_way() {
+        let r6 = shape(16_384.0, 4096.0, 1.0);
+        let at =
+            |link: HostLink| choose(Policy::Throughput, 0, &Costs::of(&link), r6, || None).mode;
+        let h200 = HostLink::default();
+        assert_eq!(at(h200), OffloadMode::Staged);
+        assert_eq!(
+            at(HostLink { link: 20_000, ..h200 }),
+            OffloadMode::Kernel,
+            "a slow copy engine"
+        );
+        assert_eq!(at(HostLink { staging_ns: 900_000, ..h200 }), OffloadMode::Kernel);
+        assert_eq!(at(HostLink { call_ns: 50, row_ns: 0, ..h200 }), OffloadMode::Direct);
     }
 }

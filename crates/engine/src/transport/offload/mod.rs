@@ -26,7 +26,7 @@ use kvferry_device::{
 };
 
 use self::bounce::Bounce;
-use self::choice::{Calls, Shape};
+use self::choice::{Calls, Costs, Shape};
 pub use self::choice::{Choice, Reason};
 pub(super) use self::fragments::Direction;
 use self::fragments::{Borders, Fragments};
@@ -230,6 +230,7 @@ impl Offload {
         }
         let way = self.way(index, device, direction)?;
         let batch_min = way.lane.tuning.values.batch_min;
+        let costs = Costs::of(&way.lane.tuning.host_link);
         let plans: Vec<_> = parts.iter().map(|&(plan, _)| plan).collect();
         let direct = |reason| Choice { mode: OffloadMode::Direct, in_steps: false, reason };
         let wants = |asked: Option<Choice>| match asked.map(|asked| asked.mode) {
@@ -246,14 +247,16 @@ impl Offload {
             fall_back()?;
             direct(Reason::NoKernel)
         } else if let Some(asked) = asked {
-            if asked.mode == OffloadMode::Staged && choice::is_scattered(&Shape::of(&fragments)) {
+            if asked.mode == OffloadMode::Staged
+                && choice::is_scattered(&costs, &Shape::of(&fragments))
+            {
                 listed = Some(List::of(&mut fragments, &mut memory));
             }
             asked
         } else {
             let shape = Shape::of(&fragments);
             throttle = lock(&self.steps[index]).throttle();
-            choice::choose(self.config.policy, throttle, shape, || {
+            choice::choose(self.config.policy, throttle, &costs, shape, || {
                 let list = *listed.insert(List::of(&mut fragments, &mut memory));
                 list.calls(&memory.list, &fragments)
             })

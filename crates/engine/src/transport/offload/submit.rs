@@ -206,11 +206,6 @@ pub(super) fn start_kernel(
     unsafe { Load::submit(loads, lane, true, host_grid(lane), order, submitted) }
 }
 
-/// Most blocks of a launch on host memory: the link is full with far fewer bytes under way, and more
-/// warps only take multiprocessors from the model (LAB.md: beside decode 64 blocks are quicker than
-/// a full grid, and hurt less).
-const GRID_BLOCKS: u32 = 64;
-
 /// Blocks of a launch on host memory: what the environment or the program says, if either does.
 pub(super) fn host_grid(lane: &Lane) -> u32 {
     let most = lane.tuning.values.max_grid_blocks;
@@ -218,5 +213,5 @@ pub(super) fn host_grid(lane: &Lane) -> u32 {
         setting.name == "MC_KVFERRY_MAX_GRID_BLOCKS"
             && matches!(setting.source, Source::Environment | Source::Program)
     });
-    if said { most } else { most.min(GRID_BLOCKS) }
+    if said { most } else { most.min(lane.tuning.host_link.grid_blocks) }
 }
