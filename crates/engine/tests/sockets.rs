@@ -48,7 +48,7 @@ impl Pair {
     fn submit(&self, at: u64) -> BatchId {
         let offset = at % AT_ONCE * 4096;
         let (local, remote) = (self.local.addr() + offset, self.remote.addr() + offset);
-        let op = if at % 2 == 0 { Op::Write } else { Op::Read };
+        let op = if at.is_multiple_of(2) { Op::Write } else { Op::Read };
         self.here.submit(&self.target, op, &[Range { local, remote, len: 4096 }]).expect("submits")
     }
 
