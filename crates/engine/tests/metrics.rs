@@ -147,6 +147,57 @@ fn a_batch_that_goes_a_slower_way_is_counted_with_the_reason() {
 }
 
 #[test]
+fn what_goes_over_tcp_is_counted_at_both_ends_and_slower_ways_there_with_the_reason() {
+    let all = counted(|| {
+        let gpu = sim(&SimOptions::default()).expect("always there").0;
+        let open = |device: &Arc<dyn Device>, staging: &str| {
+            let lookup = |name: &str| match name {
+                "MC_KVFERRY_CACHE_DIR" => Some("off".into()),
+                "MC_TCP_GPU_STAGING" => Some(staging.into()),
+                _ => None,
+            };
+            let config = Config::from_lookup(lookup).expect("good knobs");
+            let engine = Engine::new(config, vec![Arc::clone(device)]).expect("an engine");
+            let memory = engine.allocate(device, BYTES).expect("memory");
+            (engine, memory)
+        };
+        let (server, there) = open(&kvferry_device::host().expect("always there"), "1");
+        let listener = server.listen("127.0.0.1:0".parse().expect("good")).expect("listens");
+        for staging in ["1", "0"] {
+            let (engine, here) = open(&gpu, staging);
+            let address = listener.address().to_string();
+            let target = engine.open_tcp("it", server.segment(), &address).expect("opens");
+            let range = Range { local: here.addr(), remote: there.addr(), len: 100_000 };
+            let id = engine.submit(&target, Op::Read, &[range]).expect("submits");
+            assert_eq!(engine.wait(id, LONG).expect("known").state, State::Completed);
+        }
+    });
+    for path in ["tcp-staged", "tcp"] {
+        let labels = format!("transport=tcp,path={path},direction=read,size=64K_to_1M");
+        assert_eq!(counter(&all, &format!("kvferry_bytes_total{{{labels}}}")), 100_000);
+    }
+    assert_eq!(counter(&all, "kvferry_fallbacks_total{reason=not_staged}"), 1);
+    assert_eq!(counter(&all, "kvferry_served_bytes_total{transport=tcp,direction=read}"), 200_000);
+}
+
+#[test]
+fn a_gpus_host_offload_is_a_transport_of_its_own() {
+    let all = counted(|| {
+        let gpu = sim(&SimOptions::default()).expect("always there").0;
+        let devices = vec![Arc::clone(&gpu), kvferry_device::host().expect("always there")];
+        let engine = Engine::new(Config::default(), devices).expect("an engine");
+        let cache = engine.allocate(&gpu, BYTES).expect("memory");
+        let store = engine.allocate(&engine.devices()[1], BYTES).expect("memory");
+        let target = engine.local().expect("always");
+        let range = Range { local: cache.addr(), remote: store.addr(), len: BYTES };
+        let id = engine.submit(&target, Op::Write, &[range]).expect("submits");
+        assert_eq!(engine.wait(id, LONG).expect("known").state, State::Completed);
+    });
+    let labels = "transport=offload,path=dma,direction=write,size=1M_to_16M";
+    assert_eq!(counter(&all, &format!("kvferry_bytes_total{{{labels}}}")), BYTES);
+}
+
+#[test]
 fn every_metric_has_a_line_in_the_documentation() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     let read = |file| std::fs::read_to_string(format!("{root}/{file}")).expect("of this project");
