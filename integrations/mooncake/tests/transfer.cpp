@@ -444,7 +444,7 @@ int all_faults(const Options& options) {
 
 }  // namespace
 
-int main(int count, char** arguments) {
+int main(int count, char** arguments) try {
     const std::vector<std::string> words(arguments, arguments + count);
     // A stock engine makes a connection for each request otherwise, and runs out of ports.
     setenv("MC_TCP_ENABLE_CONNECTION_POOL", "1", 0);
@@ -469,4 +469,6 @@ int main(int count, char** arguments) {
     }
     std::cerr << "usage: transfer shapes|faults LIBRARY SHAPES [host|cuda:N]" << std::endl;
     return 2;
+} catch (const std::exception& error) {
+    fail(error.what());
 }
