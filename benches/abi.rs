@@ -1,9 +1,9 @@
 //! What the C ABI costs: the same batch to another process through the Rust API, through
-//! `submit_ranges` and through `submit_requests`, by turns, in medians of time until it is seen to
-//! have ended.
+//! `submit_ranges` and through `submit_requests`, by turns, in medians: until it is seen to have ended,
+//! and of the call that submits it alone.
 //!
 //! `cargo bench --bench abi -- [DEVICE [BATCHES]]`, with `--features cuda` for `cuda:0`; host memory
-//! and 200 batches otherwise.
+//! and 100 batches otherwise.
 
 use std::error::Error;
 use std::ffi::CString;
@@ -49,7 +49,7 @@ fn main() -> Outcome<()> {
     let device = arguments.first().map_or("host", String::as_str);
     match arguments.get(1).map(String::as_str) {
         Some("peer") => peer(device),
-        batches => compare(device, batches.map_or(Ok(200), str::parse)?),
+        batches => compare(device, batches.map_or(Ok(100), str::parse)?),
     }
 }
 
@@ -96,6 +96,16 @@ fn pieces(parts: &[(usize, u64)]) -> Vec<(u64, u64, u64)> {
         .collect()
 }
 
+/// Of one batch.
+#[derive(Clone, Copy)]
+struct Times {
+    whole: Duration,
+    call: Duration,
+}
+
+type Pick = fn(&Times) -> Duration;
+const WHAT: [(&str, Pick); 2] = [("whole", |it| it.whole), ("call", |it| it.call)];
+
 /// The C ABI as its callers use it.
 struct Plugin {
     api: &'static Api,
@@ -134,22 +144,23 @@ impl Plugin {
     }
 
     /// Runs what `submit` begins.
-    fn run(&self, submit: impl FnOnce(*mut BatchHandle) -> i32) -> Outcome<Duration> {
+    fn run(&self, submit: impl FnOnce(*mut BatchHandle) -> i32) -> Outcome<Times> {
         let mut batch = BatchHandle::default();
         // SAFETY: all of it are numbers.
         let mut status: BatchStatus = unsafe { std::mem::zeroed() };
         status.struct_size = size_of::<BatchStatus>() as u64;
         let start = Instant::now();
         let submitted = submit(&mut batch);
+        let call = start.elapsed();
         while submitted == 0 && status.state == 0 {
             // SAFETY: as above.
             unsafe { (self.api.poll)(batch, &mut status) };
         }
-        let time = start.elapsed();
+        let whole = start.elapsed();
         // SAFETY: as above.
         let released = unsafe { (self.api.release)(batch) };
         match (submitted, status.state, released) {
-            (0, 1, 0) => Ok(time),
+            (0, 1, 0) => Ok(Times { whole, call }),
             ended => Err(format!("a batch ended as {ended:?}").into()),
         }
     }
@@ -195,13 +206,14 @@ fn compare(device: &str, batches: usize) -> Outcome<()> {
         for batch in 0..batches + 20 {
             let start = Instant::now();
             let id = engine.submit(peer.target(), Op::Write, &ranges)?;
+            let call = start.elapsed();
             let state = loop {
                 match engine.poll(id)?.state {
                     State::Running => {}
                     state => break state,
                 }
             };
-            let rust = start.elapsed();
+            let rust = Times { whole: start.elapsed(), call };
             engine.release(id)?;
             assert_eq!(state, State::Completed);
             let api = plugin.api;
@@ -221,16 +233,19 @@ fn compare(device: &str, batches: usize) -> Outcome<()> {
                 all.for_each(|(times, time)| times.push(time));
             }
         }
-        let median = |times: &mut Vec<Duration>| {
-            times.sort_unstable();
-            times[times.len() / 2].as_secs_f64() * 1e6
-        };
-        let [rust, ranges, requests] = times.each_mut().map(median);
-        println!(
-            "{id}: Rust {rust:.1}, submit_ranges {ranges:.1} ({:.3}), submit_requests {requests:.1} ({:.3})",
-            ranges / rust,
-            requests / rust
-        );
+        for (what, time) in WHAT {
+            let median = |times: &Vec<Times>| {
+                let mut times: Vec<_> = times.iter().map(time).collect();
+                times.sort_unstable();
+                times[times.len() / 2].as_secs_f64() * 1e6
+            };
+            let [rust, ranges, requests] = times.each_ref().map(median);
+            println!(
+                "{id} {what}: Rust {rust:.1}, submit_ranges {ranges:.1} ({:.3}), submit_requests {requests:.1} ({:.3})",
+                ranges / rust,
+                requests / rust
+            );
+        }
     }
     // SAFETY: a number.
     unsafe { (plugin.api.destroy)(plugin.engine) };

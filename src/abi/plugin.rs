@@ -63,13 +63,14 @@ pub(super) fn remove(handle: EngineHandle) -> Result<(), Refusal> {
     let plugin = plugins_mut().remove(&handle).ok_or_else(|| unknown(handle))?;
     // Buffers hold the engine, so they go by hand.
     plugin.buffers().clear();
-    let regions = plugin.engine.segment().regions;
-    let busy = regions.iter().filter_map(|region| match plugin.engine.unregister(region.addr) {
-        Err(error @ Error::RegionBusy { .. }) => Some(error),
-        // Another thread may have unregistered it.
-        _ => None,
-    });
-    busy.last().map_or(Ok(()), |busy| Err(busy.into()))
+    let mut ended = Ok(());
+    for region in plugin.engine.segment().regions {
+        // It is gone already if another thread unregistered it.
+        if let Err(busy @ Error::RegionBusy { .. }) = plugin.engine.unregister(region.addr) {
+            ended = Err(busy.into());
+        }
+    }
+    ended
 }
 
 impl Plugin {

@@ -1,4 +1,3 @@
-use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
@@ -325,7 +324,7 @@ impl Engine {
         }
         let behind = self.behind(options.behind)?;
         let routes = self.routes(parts)?;
-        let (near, far) = by_route(parts, &routes);
+        let (near, far) = Route::divide(parts, &routes);
         let far: Vec<_> = far.iter().filter(|part| !part.copies.are_empty()).collect();
         let planned = match far.is_empty() {
             true => None,
@@ -663,28 +662,6 @@ impl Drop for Engine {
             notifier.wake();
         }
     }
-}
-
-/// What mappings reach of a batch, and what TCP does.
-fn by_route<'a>(
-    parts: &'a [Part<'a>],
-    routes: &'a [Route<'a>],
-) -> (Cow<'a, [Part<'a>]>, Vec<Part<'a>>) {
-    if routes.is_empty() {
-        return (Cow::Borrowed(parts), Vec::new());
-    }
-    let (mut all_near, mut all_far) = (Vec::new(), Vec::new());
-    for (&part, route) in parts.iter().zip(routes) {
-        match route {
-            Route::Near => all_near.push(part),
-            Route::Far => all_far.push(part),
-            Route::Both { near, far } => {
-                all_near.push(Part { copies: near.copies(), ..part });
-                all_far.push(Part { copies: far.copies(), ..part });
-            }
-        }
-    }
-    (Cow::Owned(all_near), all_far)
 }
 
 fn not_orderable(what: &'static str) -> Error {

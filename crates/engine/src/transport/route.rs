@@ -1,6 +1,8 @@
 //! Which transport reaches what: mappings reach a peer of this host, and TCP what cannot be mapped. A
 //! list that names some of each is taken apart.
 
+use std::borrow::Cow;
+
 use crate::error::Result;
 use crate::plan::{Form, Paged, Range, Scratch, Strided, Window, check_form_bounds};
 use crate::registry::Table;
@@ -58,6 +60,28 @@ impl<'a> Route<'a> {
                 Self::of_list(list, far_forms(list, local, &remote)?.into_iter(), List::Paged)
             }
         })
+    }
+
+    /// What mappings reach of a batch, and what TCP does. Without routes, mappings reach all of it.
+    pub(crate) fn divide(
+        parts: &'a [Part<'a>],
+        routes: &'a [Self],
+    ) -> (Cow<'a, [Part<'a>]>, Vec<Part<'a>>) {
+        if routes.is_empty() {
+            return (Cow::Borrowed(parts), Vec::new());
+        }
+        let (mut all_near, mut all_far) = (Vec::new(), Vec::new());
+        for (&part, route) in parts.iter().zip(routes) {
+            match route {
+                Route::Near => all_near.push(part),
+                Route::Far => all_far.push(part),
+                Route::Both { near, far } => {
+                    all_near.push(Part { copies: near.copies(), ..part });
+                    all_far.push(Part { copies: far.copies(), ..part });
+                }
+            }
+        }
+        (Cow::Owned(all_near), all_far)
     }
 
     /// `is_far` tells it of each item, and none of empty ones.
