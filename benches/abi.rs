@@ -27,7 +27,8 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 
 /// Shapes of `kvferry bench`, by count and bytes of their pieces.
 const SHAPES: &[(&str, &[(usize, u64)])] = &[
-    ("R2", &[(16384, 4096)]),
+    ("R2", &[(3840, 2112)]),
+    ("R6", &[(16384, 4096)]),
     (
         "R3",
         &[
@@ -40,7 +41,7 @@ const SHAPES: &[(&str, &[(usize, u64)])] = &[
             (2851, 16384),
         ],
     ),
-    ("R6", &[(16, 16 << 20)]),
+    ("R5", &[(16, 16 << 20)]),
 ];
 
 fn main() -> Outcome<()> {

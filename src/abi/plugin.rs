@@ -65,10 +65,9 @@ pub(super) fn remove(handle: EngineHandle) -> Result<(), Refusal> {
     plugin.buffers().clear();
     let mut ended = Ok(());
     for region in plugin.engine.segment().regions {
-        match plugin.engine.unregister(region.addr) {
-            Err(busy @ Error::RegionBusy { .. }) => ended = Err(busy.into()),
-            // Another thread may have unregistered it.
-            Ok(()) | Err(_) => {}
+        // It is gone already if another thread unregistered it.
+        if let Err(busy @ Error::RegionBusy { .. }) = plugin.engine.unregister(region.addr) {
+            ended = Err(busy.into());
         }
     }
     ended
