@@ -23,6 +23,7 @@ pub mod load;
 mod numa;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 mod page_lock;
+mod past_caches;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 mod peers;
 mod pinned;
