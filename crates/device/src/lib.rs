@@ -25,6 +25,7 @@ mod numa;
 pub mod nvtx;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 mod page_lock;
+mod past_caches;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 mod peers;
 mod pinned;

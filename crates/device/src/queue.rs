@@ -8,6 +8,7 @@ use std::sync::Arc;
 pub use crate::compact::{CompactCopy, CompactEnd, Rows};
 use crate::device::DeviceUuid;
 use crate::error::{Result, SubmitError};
+use crate::past_caches;
 
 /// One copy, as `kernels/copy.cu` reads it: 24 bytes, three little-endian u64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,6 +68,30 @@ pub trait CopySource {
     /// How many descriptors are left, if that is known.
     fn left(&self) -> Option<usize> {
         None
+    }
+
+    /// Fills all of a place in the ring, or as much of it as the source has left. The processor does
+    /// not read the ring back; `block`, which is not empty, is memory that it may.
+    fn pack(&mut self, place: &mut [CopyDescriptor], block: &mut [CopyDescriptor]) -> usize {
+        let by_block = past_caches::available();
+        let mut packed = 0;
+        while packed < place.len() {
+            let place = &mut place[packed..];
+            let count = match by_block {
+                true => {
+                    let room = block.len().min(place.len());
+                    let count = self.fill(&mut block[..room]);
+                    past_caches::copy(&mut place[..count], &block[..count]);
+                    count
+                }
+                false => self.fill(place),
+            };
+            if count == 0 {
+                break;
+            }
+            packed += count;
+        }
+        packed
     }
 }
 
