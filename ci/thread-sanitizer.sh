@@ -16,7 +16,7 @@ target=x86_64-unknown-linux-gnu
 folder=$(realpath "${CARGO_TARGET_DIR:-target}")/$target/debug/deps
 export TSAN_OPTIONS="exitcode=66 report_thread_leaks=0"
 RUSTFLAGS=-Zsanitizer=thread KVFERRY_TEST_CALLS=${KVFERRY_TEST_CALLS:-4000} \
-  cargo +nightly test -Zbuild-std --target "$target" --test abi -- calls
+  cargo +nightly test -Zbuild-std --target "$target" --test abi -- call
 
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
