@@ -36,9 +36,11 @@ fn submissions(criterion: &mut Criterion) {
     let target = engine.local().expect("itself");
     let mut group = criterion.benchmark_group("staged submission");
     group.throughput(Throughput::Elements(PIECES)).sample_size(10);
-    for (name, stride, shuffled) in
-        [("packed in order", PIECE, false), ("packed in any order", PIECE, true)]
-    {
+    for (name, stride, shuffled) in [
+        ("packed in order", PIECE, false),
+        ("packed in any order", PIECE, true),
+        ("with gaps in any order", PIECE + 256, true),
+    ] {
         let ends = slots(PIECE + 256, true).into_iter().zip(slots(stride, shuffled));
         let ranges: Vec<Range> = ends
             .map(|(on_gpu, in_host)| Range {
