@@ -65,11 +65,6 @@ pub trait CopySource {
     /// a source splits long pieces into tiles, or the longest becomes the tail of the launch.
     fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize;
 
-    /// How many descriptors are left, if that is known.
-    fn left(&self) -> Option<usize> {
-        None
-    }
-
     /// Fills all of a place in the ring, or as much of it as the source has left. The processor does
     /// not read the ring back; `block`, which is not empty, is memory that it may.
     fn pack(&mut self, place: &mut [CopyDescriptor], block: &mut [CopyDescriptor]) -> usize {
@@ -106,10 +101,6 @@ impl CopySource for SliceSource<'_> {
         slot[..count].copy_from_slice(now);
         self.0 = later;
         count
-    }
-
-    fn left(&self) -> Option<usize> {
-        Some(self.0.len())
     }
 }
 
@@ -273,8 +264,7 @@ pub struct QueueOptions {
     pub ring_slots: usize,
     /// Descriptor ring: descriptors in one slot, which is one launch.
     pub slot_descriptors: usize,
-    /// Descriptors of a submission's first launch, at most, unless one that is up to twice as long
-    /// takes all there are.
+    /// Descriptors of a submission's first launch, at most.
     pub first_descriptors: usize,
     /// Most blocks of one launch; never more than are resident at once.
     pub max_grid_blocks: u32,

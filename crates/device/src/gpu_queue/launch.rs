@@ -86,12 +86,8 @@ impl<D: Driver> GpuQueue<D> {
             // SAFETY: the caller's contract.
             return unsafe { self.device.driver.launch_inline(stream, &block[..count], blocks) };
         }
-        // The first launch is short, so that the device works while the rest is packed. A second one
-        // that has less to do than the first costs the host more than that gains.
-        let first = self.options.first_descriptors;
-        let one = pieces.left().is_some_and(|left| count + left <= first.saturating_mul(2));
-        let mut room =
-            if one { slot_descriptors } else { first.clamp(block.len(), slot_descriptors) };
+        // The first launch is short, so that the device works while the rest is packed.
+        let mut room = self.options.first_descriptors.clamp(block.len(), slot_descriptors);
         let mut packed = count;
         loop {
             let slot = self.take_slot(open)?;

@@ -198,8 +198,4 @@ impl CopySource for Pieces<'_> {
         }
         count
     }
-
-    fn left(&self) -> Option<usize> {
-        self.plain.then(|| self.ranges.len() - self.next)
-    }
 }
