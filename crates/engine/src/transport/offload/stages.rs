@@ -34,7 +34,7 @@ impl Division {
         if bytes < chunk / 4 {
             return Self::NONE;
         }
-        let short = bytes.min(chunk) / 8;
+        let short = (bytes.min(chunk) / 8).max(1);
         Self { short, left: bytes, begun: false, ends_short: direction == Direction::Load }
     }
 
@@ -135,20 +135,31 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// The run that was packed last, if another piece may continue it.
+    /// What was packed last, if another piece may continue it.
     fn run(&self) -> Option<Run> {
-        let last = self.blocks.last().filter(|last| last.count == 1)?;
-        let (begin, windows) = match self.direction {
-            Direction::Store => (last.dst, &self.borders.dst),
-            Direction::Load => (last.src, &self.borders.src),
+        let last = self.blocks.last()?;
+        let (begin, pitch, staged_pitch, windows) = match self.direction {
+            Direction::Store => (last.dst, last.dst_pitch, last.src_pitch, &self.borders.dst),
+            Direction::Load => (last.src, last.src_pitch, last.dst_pitch, &self.borders.src),
         };
-        Some(Run { end: begin + last.len, border: windows.end_of(begin) })
+        let (next, row) = match last.count {
+            1 => (begin + last.len, None),
+            // Side by side in the buffer, with the alignment that the kernel likes.
+            count if staged_pitch == last.len && last.len.is_multiple_of(WORD) => {
+                (begin + count * pitch, Some(Row { len: last.len, pitch }))
+            }
+            _ => return None,
+        };
+        Some(Run { next, border: windows.end_of(begin), row })
     }
 
-    /// Packs the next pieces to `staged`, as long as they are whole and continue the run that was
-    /// packed last; returns how many they are, and how many bytes.
+    /// Packs the next pieces to `staged`, as long as they are whole and continue what was packed
+    /// last; returns how many they are, and how many bytes.
     fn pack_whole(&mut self, staged: u64, room: u64, slot: &mut [CopyDescriptor]) -> (usize, u64) {
-        let Some(run) = self.run() else { return (0, 0) };
+        let Some(run) = self.run().filter(|run| run.row.is_none() || staged.is_multiple_of(WORD))
+        else {
+            return (0, 0);
+        };
         let pieces = &self.ahead[self.left.clone()];
         let most = self.tile_bytes;
         let (count, bytes) = match self.direction {
@@ -156,7 +167,10 @@ impl<'a> Packer<'a> {
             Direction::Load => pack::<false>(pieces, run, (staged, room), most, slot),
         };
         if let Some(last) = self.blocks.last_mut() {
-            last.len += bytes;
+            match run.row {
+                None => last.len += bytes,
+                Some(_) => last.count += count as u64,
+            }
         }
         self.left.start += count;
         self.refill();
@@ -164,18 +178,25 @@ impl<'a> Packer<'a> {
     }
 }
 
-/// A run of host memory.
+/// A run of host memory, or rows of it.
 #[derive(Clone, Copy)]
 struct Run {
-    end: u64,
+    /// Where what continues it begins.
+    next: u64,
     /// Where the window ends that it lies in.
     border: u64,
+    row: Option<Row>,
+}
+
+#[derive(Clone, Copy)]
+struct Row {
+    len: u64,
+    pitch: u64,
 }
 
 impl Run {
-    /// Whether a piece that begins here belongs to it.
     fn continues(&self, host: u64) -> bool {
-        host == self.end && host < self.border
+        host == self.next && host < self.border
     }
 }
 
@@ -191,14 +212,18 @@ fn pack<const STORE: bool>(
 ) -> (usize, u64) {
     let (mut count, mut bytes) = (0, 0);
     for (&CopyDescriptor { src, dst, len }, place) in pieces.iter().zip(slot) {
-        let host = if STORE { dst } else { src };
+        let (host, device) = if STORE { (dst, src) } else { (src, dst) };
         if !run.continues(host) || len > most || len > room - bytes {
             break;
+        }
+        match run.row {
+            None => run.next += len,
+            Some(row) if len == row.len && device.is_multiple_of(WORD) => run.next += row.pitch,
+            Some(_) => break,
         }
         let staged = staged + bytes;
         let (src, dst) = if STORE { (src, staged) } else { (staged, dst) };
         *place = CopyDescriptor { src, dst, len };
-        run.end += len;
         bytes += len;
         count += 1;
     }
@@ -230,7 +255,8 @@ impl StageSource for Packer<'_> {
             let (host, device) = (self.direction.host(&piece), self.direction.device(&piece));
             // A run of host memory has no gaps in the buffer; between runs there are, so that the
             // kernel finds both ends of a piece equally aligned.
-            let continues = self.run().is_some_and(|run| run.continues(host));
+            let run = self.run().filter(|run| run.row.is_none());
+            let continues = run.is_some_and(|run| run.continues(host));
             let at = match continues {
                 true => used,
                 false => u64::next_multiple_of(used, WORD) + device % WORD,
@@ -342,8 +368,16 @@ mod tests {
             pieces in prop::collection::vec((prop_oneof![4 => Just(0u64), 1 => 1..40u64], 1..150u64), 1..200),
             memory in prop_oneof![Just(2048u64), Just(1 << 20)], slot in 8..300usize,
             borders in prop::collection::vec(0..15_000u64, 0..3), divided: bool, store: bool,
+            rows in prop::option::of((0..3u64, 1..5u64)), odd in any::<prop::sample::Index>(),
         ) {
             let direction = if store { Direction::Store } else { Direction::Load };
+            let mut pieces = pieces;
+            if let Some((gap, len)) = rows {
+                // But for one.
+                let other = *odd.get(&pieces);
+                pieces.fill((gap * 20, len * 16));
+                *odd.get_mut(&mut pieces) = other;
+            }
             let pieces = list(&pieces, direction);
             let mut expected = Bytes::new();
             pieces.iter().for_each(|piece| copy(&mut expected, piece));
