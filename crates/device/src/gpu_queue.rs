@@ -32,12 +32,6 @@ use crate::queue::{
 /// Submissions in flight are bounded by their completion words; beyond it, submit waits.
 const MAX_IN_FLIGHT: usize = 4096;
 
-/// Descriptors that are packed at a time: more than fit into a launch's parameters, and whole lines
-/// of the processor's cache, of which they fill a tenth.
-const BLOCK_DESCRIPTORS: usize = 192;
-
-const _: () = assert!(BLOCK_DESCRIPTORS > INLINE_DESCRIPTORS);
-
 /// How long a full ring is polled without giving the processor away.
 const SPIN: Duration = Duration::from_micros(50);
 
@@ -126,9 +120,9 @@ pub(crate) struct GpuQueue<D: Driver> {
     words: Arc<Words<D>>,
     /// Words that nobody waits for, each with the last value that it was given.
     free_words: Vec<Ticket>,
-    /// Descriptors on their way to a launch's parameters or into the ring: kept, so that no
-    /// submission touches more memory than it fills.
-    block: Vec<CopyDescriptor>,
+    /// For descriptors of a launch that are not in the ring: kept, so that no submission touches
+    /// more memory than it fills.
+    few_list: Vec<CopyDescriptor>,
     compact_list: Vec<CompactDescriptor>,
     idle_events: Vec<D::Event>,
     /// Without a gate, in submission order; reaped from the front.
@@ -173,7 +167,7 @@ impl<D: Driver> GpuQueue<D> {
                 .rev()
                 .map(|word| Ticket { word, value: 0 })
                 .collect(),
-            block: vec![CopyDescriptor::default(); BLOCK_DESCRIPTORS],
+            few_list: vec![CopyDescriptor::default(); INLINE_DESCRIPTORS + 1],
             compact_list: Vec::with_capacity(COMPACT_DESCRIPTORS),
             idle_events: Vec::with_capacity(events),
             in_flight: VecDeque::with_capacity(MAX_IN_FLIGHT),

@@ -25,7 +25,6 @@ mod numa;
 pub mod nvtx;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 mod page_lock;
-mod past_caches;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 mod peers;
 mod pinned;

@@ -8,7 +8,6 @@ use std::sync::Arc;
 pub use crate::compact::{CompactCopy, CompactEnd, Rows};
 use crate::device::DeviceUuid;
 use crate::error::{Result, SubmitError};
-use crate::past_caches;
 
 /// One copy, as `kernels/copy.cu` reads it: 24 bytes, three little-endian u64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,30 +63,6 @@ pub trait CopySource {
     /// A source that returns fewer than fit may be asked again. One warp copies one descriptor, so
     /// a source splits long pieces into tiles, or the longest becomes the tail of the launch.
     fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize;
-
-    /// Fills all of a place in the ring, or as much of it as the source has left. The processor does
-    /// not read the ring back; `block`, which is not empty, is memory that it may.
-    fn pack(&mut self, place: &mut [CopyDescriptor], block: &mut [CopyDescriptor]) -> usize {
-        let by_block = past_caches::available();
-        let mut packed = 0;
-        while packed < place.len() {
-            let place = &mut place[packed..];
-            let count = match by_block {
-                true => {
-                    let room = block.len().min(place.len());
-                    let count = self.fill(&mut block[..room]);
-                    past_caches::copy(&mut place[..count], &block[..count]);
-                    count
-                }
-                false => self.fill(place),
-            };
-            if count == 0 {
-                break;
-            }
-            packed += count;
-        }
-        packed
-    }
 }
 
 /// A source over a slice, for callers that have descriptors ready.

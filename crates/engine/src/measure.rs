@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvferry_device::{
-    Capabilities, CopyDescriptor, CopySource, Queue, QueueOptions, SliceSource, Work,
-};
+use kvferry_device::{Capabilities, CopyDescriptor, CopySource, Queue, QueueOptions, Work};
 
 use crate::engine::Engine;
 use crate::error::Result;
@@ -31,8 +29,7 @@ pub fn bare_launches(
     let completions = queue.completions();
     let mut took = Vec::with_capacity(times);
     for _ in 0..times {
-        let mut pieces =
-            Prepacked { descriptors: SliceSource(&descriptors), packed: !took.is_empty() };
+        let mut pieces = Prepacked { descriptors: &descriptors, at: 0, packed: !took.is_empty() };
         let start = Instant::now();
         // SAFETY: the plan was checked, and it holds its regions and mappings until it is dropped
         // at the end of this function, after the queue has completed everything.
@@ -74,7 +71,7 @@ pub fn bare_kernel(
         let start = Instant::now();
         let mut last = None;
         for _ in 0..row {
-            let mut pieces = Prepacked { descriptors: SliceSource(&descriptors), packed: false };
+            let mut pieces = Prepacked { descriptors: &descriptors, at: 0, packed: false };
             // SAFETY: as in `bare_launches`. Launches of a row write the same bytes to the same
             // places.
             let submitted = unsafe { queue.submit(&mut Work::pieces(&mut pieces)) };
@@ -182,22 +179,19 @@ fn open_queue(
 /// Packs the slot the first time. Afterwards the ring's only slot holds the descriptors already,
 /// but for the first few, which the queue takes separately to see whether there are more.
 struct Prepacked<'a> {
-    descriptors: SliceSource<'a>,
+    descriptors: &'a [CopyDescriptor],
+    at: usize,
     packed: bool,
 }
 
 impl CopySource for Prepacked<'_> {
     fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize {
-        self.descriptors.fill(slot)
-    }
-
-    fn pack(&mut self, place: &mut [CopyDescriptor], block: &mut [CopyDescriptor]) -> usize {
-        if !self.packed {
-            return self.descriptors.pack(place, block);
+        let rest = &self.descriptors[self.at..];
+        let count = rest.len().min(slot.len());
+        if self.at == 0 || !self.packed {
+            slot[..count].copy_from_slice(&rest[..count]);
         }
-        let SliceSource(rest) = &mut self.descriptors;
-        let count = rest.len().min(place.len());
-        *rest = &rest[count..];
+        self.at += count;
         count
     }
 }

@@ -1,13 +1,12 @@
 //! How the work of a submission gets to the device: launches from the ring or from the kernel's
 //! parameters, and DMAs.
 
-use super::{BLOCK_DESCRIPTORS, GpuQueue, Open};
+use super::{GpuQueue, Open};
 use crate::compact::{CompactCopy, CompactDescriptor, MOST_UNITS, Rows};
 use crate::device::Capabilities;
 use crate::driver::Driver;
 use crate::error::Result;
 use crate::kernel::{BLOCK_THREADS, COMPACT_DESCRIPTORS, Entry, INLINE_DESCRIPTORS};
-use crate::past_caches;
 use crate::queue::{CopyDescriptor, CopySource, Work};
 
 impl<D: Driver> GpuQueue<D> {
@@ -56,50 +55,49 @@ impl<D: Driver> GpuQueue<D> {
         open: &mut Open<D>,
         pieces: &mut dyn CopySource,
     ) -> Result<()> {
-        let mut block = std::mem::take(&mut self.block);
+        let mut few = std::mem::take(&mut self.few_list);
         // SAFETY: the caller's contract.
-        let launched = unsafe { self.launch_pieces_by(open, pieces, &mut block) };
-        self.block = block;
+        let launched = unsafe { self.launch_pieces_after(open, pieces, &mut few) };
+        self.few_list = few;
         launched
     }
 
-    /// `block` has room for more descriptors than fit into the kernel's parameters: a batch that does
-    /// fit needs no slot, and its first bytes do not wait for a read over PCIe.
+    /// `few` has room for one descriptor more than fit into the kernel's parameters: a batch that
+    /// does fit needs no slot, and its first bytes do not wait for a read over PCIe.
     ///
     /// # Safety
     /// As [`Queue::submit`]; the driver's scope is entered.
-    unsafe fn launch_pieces_by(
+    unsafe fn launch_pieces_after(
         &mut self,
         open: &mut Open<D>,
         pieces: &mut dyn CopySource,
-        block: &mut [CopyDescriptor],
+        few: &mut [CopyDescriptor],
     ) -> Result<()> {
-        let slot_descriptors = self.options.slot_descriptors;
-        let block = &mut block[..BLOCK_DESCRIPTORS.min(slot_descriptors)];
-        let mut count = fill(pieces, block);
+        let few_at_most = few.len().min(self.options.slot_descriptors);
+        let mut count = fill(pieces, &mut few[..few_at_most]);
         if count == 0 {
             return Ok(());
         }
-        if count <= INLINE_DESCRIPTORS && count < block.len() {
+        if count <= INLINE_DESCRIPTORS && count < few_at_most {
             let blocks = self.blocks(open, Entry::Inline, count as u32);
             let stream = self.use_stream(open);
             // SAFETY: the caller's contract.
-            return unsafe { self.device.driver.launch_inline(stream, &block[..count], blocks) };
+            return unsafe { self.device.driver.launch_inline(stream, &few[..count], blocks) };
         }
         // The first launch is short, so that the device works while the rest is packed.
-        let mut room = self.options.first_descriptors.clamp(block.len(), slot_descriptors);
+        let mut room =
+            self.options.first_descriptors.clamp(few_at_most, self.options.slot_descriptors);
         let mut packed = count;
         loop {
             let slot = self.take_slot(open)?;
             let place = &mut self.slot(slot)[..room];
-            past_caches::copy(&mut place[..packed], &block[..packed]);
-            count = packed + pieces.pack(&mut place[packed..], block);
+            place[..packed].copy_from_slice(&few[..packed]);
+            count = packed + fill(pieces, &mut place[packed..]);
             packed = 0;
             if count == 0 {
                 self.return_slot(open);
                 return Ok(());
             }
-            past_caches::settle();
             let blocks = self.blocks(open, Entry::Ring, count as u32);
             let stream = self.use_stream(open);
             let descriptors = self.slot_address(slot);
@@ -107,11 +105,11 @@ impl<D: Driver> GpuQueue<D> {
             // submission is done, because only then it becomes free.
             unsafe { self.device.driver.launch(stream, descriptors, count as u32, blocks) }?;
             open.reader = Some(stream);
-            // Packing stops only at the end of the room or of the source.
+            // Filling stops only at the end of the room or of the source.
             if count < room {
                 return Ok(());
             }
-            room = slot_descriptors;
+            room = self.options.slot_descriptors;
         }
     }
 
@@ -187,10 +185,10 @@ impl<D: Driver> GpuQueue<D> {
         let address = self.slot_address(slot) + *used as u64;
         let place = self.slot(slot).as_mut_ptr_range();
         // SAFETY: the caller found that the list fits behind `used` bytes of the slot, which is
-        // ours and which no launch reads yet.
+        // ours and which no launch reads yet; u32 is less aligned than what the slot holds.
         unsafe {
-            let place = place.start.cast::<u8>().add(*used);
-            past_caches::copy_bytes(place, pages.as_ptr().cast(), size_of_val(pages));
+            let place = place.start.cast::<u8>().add(*used).cast::<u32>();
+            place.copy_from_nonoverlapping(pages.as_ptr(), pages.len());
         }
         *used += size_of_val(pages);
         address
@@ -207,9 +205,6 @@ impl<D: Driver> GpuQueue<D> {
     ) -> Result<()> {
         if launch.list.is_empty() {
             return Ok(());
-        }
-        if launch.list_bytes > 0 {
-            past_caches::settle();
         }
         let blocks = self.blocks(open, Entry::Compact, launch.units());
         let stream = self.use_stream(open);
