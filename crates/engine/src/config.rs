@@ -96,9 +96,6 @@ pub struct Config {
     pub tcp_staging_slot_bytes: u64,
     /// Staging slots of one device. `MC_TCP_GPU_STAGING_SLOTS`.
     pub tcp_staging_slots: usize,
-    /// Device memory that is gathered into ahead of slices and scattered from behind them.
-    /// `MC_KVFERRY_TCP_CHUNKS_MB`.
-    pub tcp_chunk_bytes: u64,
     /// Threads that serve all sockets. `MC_KVFERRY_TCP_THREADS`.
     pub tcp_threads: usize,
     /// Want checksums of all payload. `MC_KVFERRY_TCP_CHECKSUMS`.
@@ -392,12 +389,6 @@ pub const KNOBS: &[Knob] = &[
         about: "pinned staging slots of one device; half send, half receive",
     },
     Knob {
-        name: "MC_KVFERRY_TCP_CHUNKS_MB",
-        default: "256",
-        accepts: "0 to 65536 MiB",
-        about: "GPU memory, half for either way, that pieces are gathered into and scattered from in few launches; 0 does that slice by slice",
-    },
-    Knob {
         name: "MC_KVFERRY_TCP_THREADS",
         default: "8",
         accepts: "1 to 64",
@@ -540,7 +531,6 @@ impl Config {
             tcp_staging_slot_bytes: reader.read("MC_TCP_GPU_STAGING_SLOT_MB", within(1..=1024))?
                 << 20,
             tcp_staging_slots: reader.read("MC_TCP_GPU_STAGING_SLOTS", within(1..=256))? as usize,
-            tcp_chunk_bytes: reader.read("MC_KVFERRY_TCP_CHUNKS_MB", within(0..=65_536))? << 20,
             tcp_threads: reader.read("MC_KVFERRY_TCP_THREADS", within(1..=64))? as usize,
             tcp_checksums: reader
                 .read("MC_KVFERRY_TCP_CHECKSUMS", choice(&["1", "on"], &["0", "off"]))?,

@@ -4,10 +4,9 @@
 //! which depends on the peer; one that receives is free once its bytes are applied, which depends on
 //! this device alone. So two engines that send to each other never wait for each other's slices.
 
-mod chunks;
-mod copier;
 mod copying;
 
+use std::collections::VecDeque;
 use std::fmt::{self, Debug};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -15,10 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use kvferry_device::{Capabilities, Device, Memory, PinnedMemory, QueueOptions, Vendor};
 use tokio::sync::Notify;
 
-use self::chunks::Chunks;
-pub(super) use self::chunks::{CHUNK, Chunk};
-use self::copier::Copier;
-pub(super) use self::copying::{Copying, FEW, copy, copy_chunk};
+use self::copying::Listed;
+pub(super) use self::copying::{Copying, copy};
 use super::lane::Lane;
 use super::watcher::Watcher;
 use crate::config::Config;
@@ -88,16 +85,11 @@ impl Staging {
 
     /// Bytes of pinned memory that the queues beside them hold.
     pub(super) fn queue_bytes(&self) -> u64 {
-        self.open_pools().map(|pool| pool.copier.lane().lock().pinned_bytes()).sum()
+        self.open_pools().map(|pool| pool.lane.lock().pinned_bytes()).sum()
     }
 
     fn open_pools(&self) -> impl Iterator<Item = &Arc<Pool>> {
         self.pools.iter().filter_map(|pool| pool.get()?.as_ref().ok())
-    }
-
-    /// Says that copies will begin soon.
-    pub(super) fn rouse(&self) {
-        self.open_pools().for_each(|pool| pool.copier.rouse());
     }
 
     pub(super) fn watcher(&self) -> &Watcher {
@@ -154,8 +146,9 @@ impl<T> Shelf<T> {
 #[derive(Debug)]
 pub(super) struct Pool {
     // First, so that its copies have ended when the memory goes.
-    copier: Copier,
-    chunks: Chunks,
+    lane: Arc<Lane>,
+    /// Copies that nobody has submitted yet, in their order.
+    listed: Mutex<VecDeque<Listed>>,
     send: Shelf<Staged>,
     receive: Shelf<Staged>,
     pageable_send: Shelf<Vec<u8>>,
@@ -203,11 +196,8 @@ impl Pool {
         let pageable = || Shelf::new(vec![Vec::new(); PAGEABLE]);
         Ok(Self {
             send_slices: slices.len(),
-            chunks: Chunks::new(
-                &device,
-                if kernel && count > 0 { config.tcp_chunk_bytes } else { 0 },
-            ),
-            copier: Copier::start(Arc::new(lane), kernel)?,
+            lane: Arc::new(lane),
+            listed: Mutex::default(),
             send: Shelf::new(slices),
             receive: Shelf::new(receive),
             pageable_send: pageable(),
@@ -258,7 +248,7 @@ impl Pool {
 
     /// Warns once of a slower path, or refuses it in strict mode.
     pub(super) fn fall_back(&self, peer: &str, reason: &str) -> Result<()> {
-        let device = self.copier.lane().device.info();
+        let device = self.lane.device.info();
         if self.strict {
             let (device, reason) = (device.to_string(), reason.to_owned());
             return Err(Error::NotStaged { device, peer: peer.to_owned(), reason });

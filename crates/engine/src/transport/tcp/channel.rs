@@ -3,7 +3,6 @@
 //! Host memory goes straight from and to the socket. A device's goes through slices: the next ones are
 //! gathered while one is on the wire, and those that came are scattered while the next one arrives.
 
-mod chunks;
 mod copies;
 mod end;
 mod socket;
@@ -20,9 +19,9 @@ use tokio::sync::Notify;
 
 use self::end::End;
 use self::socket::Flow;
-use super::layout::{Cursor, Home, Layout};
+use super::layout::{Cursor, Layout};
 use crate::error::Error;
-use crate::transport::staging::{Chunk, Copying, Slice, Staging};
+use crate::transport::staging::{Copying, Slice, Staging};
 
 /// Bytes that are read at once where they are not known to be payload.
 const BUFFER: usize = 64 << 10;
@@ -36,7 +35,7 @@ const IDLE: Duration = Duration::from_millis(500);
 
 /// How long a lane that waits for a copy alone looks for its end before it sleeps: to fall asleep and to
 /// be woken takes about as long as a small copy.
-const SPIN: Duration = Duration::from_micros(200);
+const SPIN: Duration = Duration::from_micros(50);
 
 /// How long a closed connection says its last words.
 const PARTING: Duration = Duration::from_secs(1);
@@ -62,8 +61,6 @@ pub(super) struct Move {
     /// Bytes that came and are where they belong; of host memory that is sent, bytes that the socket
     /// took.
     pub(super) applied: u64,
-    /// Bytes to send that were gathered ahead.
-    chunks: VecDeque<Gathered>,
     /// Copies that use its memory.
     pub(super) copies: usize,
     /// Why it cannot go on.
@@ -78,49 +75,6 @@ struct SliceCopy {
     request: u64,
     length: u32,
     copying: Copying,
-    /// Where it goes to, if that is not yet where the bytes belong.
-    into: Option<Arc<Held>>,
-}
-
-/// A chunk, and what keeps the memory of its request registered.
-#[derive(Debug)]
-struct Held {
-    chunk: Chunk,
-    _layout: Arc<Layout>,
-}
-
-/// Bytes of a request that lie side by side in a chunk, to be sent.
-#[derive(Debug)]
-struct Gathered {
-    held: Arc<Held>,
-    /// They have come there.
-    ready: bool,
-    length: u64,
-    /// Bytes that slices have or had.
-    taken: u64,
-}
-
-/// A copy between a chunk and the memory of a request.
-#[derive(Debug)]
-struct ChunkCopy {
-    request: u64,
-    length: u64,
-    copying: Copying,
-    held: Arc<Held>,
-}
-
-/// Bytes of a request that were received and are collected in a chunk.
-#[derive(Debug)]
-struct Collected {
-    request: u64,
-    held: Arc<Held>,
-    /// Where they belong.
-    from: Cursor,
-    length: u64,
-    /// Slices that are on their way there.
-    coming: usize,
-    /// There may come more.
-    is_open: bool,
 }
 
 /// The connection.
@@ -138,9 +92,6 @@ pub(super) struct Channel {
     /// In the order of their bytes.
     gathering: VecDeque<SliceCopy>,
     scattering: Vec<SliceCopy>,
-    /// Of both ways.
-    chunk_copies: Vec<ChunkCopy>,
-    collected: Vec<Collected>,
     /// Slices that are offered, by request and offset.
     slices: HashMap<(u64, u64), Slice>,
     /// Bytes that are being gathered or are offered, and that the socket has not taken.
@@ -175,8 +126,6 @@ impl Channel {
             sending: VecDeque::new(),
             gathering: VecDeque::new(),
             scattering: Vec::new(),
-            chunk_copies: Vec::new(),
-            collected: Vec::new(),
             slices: HashMap::new(),
             ahead: 0,
             depth: lanes,
@@ -199,9 +148,6 @@ impl Channel {
 
     /// Begins to move a request's bytes: out of the layout, or into it.
     pub(super) fn begin(&mut self, request: u64, layout: Arc<Layout>, outbound: bool) {
-        if let Home::Device(_) = layout.home {
-            self.staging.rouse();
-        }
         if outbound && layout.length > 0 {
             self.sending.push_back(request);
         }
@@ -212,7 +158,6 @@ impl Channel {
             offered: 0,
             outstanding: 0,
             applied: 0,
-            chunks: VecDeque::new(),
             copies: 0,
             failure: None,
             fell_back: false,
@@ -227,7 +172,6 @@ impl Channel {
 
     pub(super) fn end(&mut self, request: u64) -> Option<Move> {
         self.sending.retain(|it| *it != request);
-        self.collected.retain(|it| it.request != request);
         self.moves.remove(&request)
     }
 
@@ -265,7 +209,6 @@ impl Channel {
         let mut turns = 0u32;
         loop {
             self.settle_scattered(end);
-            self.settle_chunks();
             if ticked.elapsed() >= TICK {
                 ticked = Instant::now();
                 end.tick(began.elapsed());
@@ -332,17 +275,15 @@ impl Channel {
 
     /// Whether its socket has nothing to do until a copy ends.
     fn waits_for_copies(&self) -> bool {
-        let gathers = !(self.gathering.is_empty() && self.chunk_copies.is_empty());
-        let scatters = !(self.scattering.is_empty() && self.chunk_copies.is_empty());
-        gathers && self.slices.is_empty()
-            || scatters && self.moves.values().all(|it| it.left() == 0)
+        let sends = !self.gathering.is_empty() && self.slices.is_empty();
+        sends || !self.scattering.is_empty() && self.moves.values().all(|it| it.left() == 0)
     }
 
     /// Looks for the end of a copy for a while. Others have the thread in between.
     async fn look_for_copy(&mut self, end: &mut impl End) -> bool {
         let start = Instant::now();
         while start.elapsed() < SPIN {
-            if self.settle_chunks() || self.offer_gathered(end) || self.settle_scattered(end) {
+            if self.offer_gathered(end) || self.settle_scattered(end) {
                 return true;
             }
             tokio::task::yield_now().await;
@@ -353,9 +294,8 @@ impl Channel {
     /// Asks to be woken by the ends of copies, but for those that a socket has no need of yet.
     fn watch_copies(&mut self) {
         let first = self.gathering.front_mut().filter(|_| self.slices.is_empty());
-        let slices = first.into_iter().chain(&mut self.scattering).map(|it| &mut it.copying);
-        let all = slices.chain(self.chunk_copies.iter_mut().map(|it| &mut it.copying));
-        all.for_each(|copying| copying.watch(&self.wake));
+        let all = first.into_iter().chain(&mut self.scattering);
+        all.for_each(|it| it.copying.watch(&self.wake));
     }
 
     /// Says the last words of a closed connection, and hears those of the peer.
@@ -387,15 +327,11 @@ impl Channel {
         loop {
             self.gathering.retain_mut(|it| it.copying.ended().is_none());
             self.scattering.retain_mut(|it| it.copying.ended().is_none());
-            self.chunk_copies.retain_mut(|it| it.copying.ended().is_none());
-            let slices = self.gathering.len() + self.scattering.len();
-            if slices + self.chunk_copies.len() == 0 {
+            if self.gathering.is_empty() && self.scattering.is_empty() {
                 return;
             }
-            let slices = self.gathering.iter_mut().chain(&mut self.scattering);
-            let slices = slices.map(|it| &mut it.copying);
-            let all = slices.chain(self.chunk_copies.iter_mut().map(|it| &mut it.copying));
-            all.for_each(|copying| copying.watch(&self.wake));
+            let all = self.gathering.iter_mut().chain(&mut self.scattering);
+            all.for_each(|it| it.copying.watch(&self.wake));
             self.wake.notified().await;
         }
     }

@@ -83,7 +83,6 @@ impl Tcp {
         registry: &Registry,
         parts: &[&Part<'_>],
     ) -> Result<(Planned, Summary)> {
-        self.shared.staging.rouse();
         let (path, holds) = (Path::None, Holds::default());
         let mut summary = Summary { bytes: 0, path, fallback: None, holds };
         let mut planned = Vec::with_capacity(parts.len());

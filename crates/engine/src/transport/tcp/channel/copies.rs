@@ -16,7 +16,7 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Bytes that are gathered, sent and applied at once: these, so that the first leave early and little is
 /// left to apply behind the last, or a quarter of a large request, so that submissions are few.
-pub(super) const EXTENT: u64 = 1 << 20;
+const EXTENT: u64 = 1 << 20;
 
 impl Channel {
     /// Payload is whole: applies it.
@@ -51,47 +51,32 @@ impl Channel {
         let from = it.cursor;
         it.cursor.advance(&it.layout, length);
         it.copies += 1;
-        let request = landing.request;
-        if let Some((held, offset)) = self.collect(request, from, length) {
-            let piece = (held.chunk.addr() + offset, length);
-            let (pieces, hold, length) =
-                (std::iter::once(piece), Arc::clone(&held), landing.length);
-            // SAFETY: the place in the chunk is this slice's alone.
-            let copying = unsafe { copy(slice, pieces, length.into(), 0, hold as _, &self.wake) };
-            self.scattering.push(SliceCopy { request, length, copying, into: Some(held) });
-            return;
-        }
-        let Some(it) = self.moves.get(&request) else { return };
         let pieces = from.pieces(Arc::clone(&it.layout), length);
         let hold = Arc::clone(&it.layout) as _;
         // SAFETY: the layout's pieces were checked, and it or the batch keeps them registered.
-        let copying = unsafe { copy(slice, pieces, length, 0, hold, &self.wake) };
-        let length = landing.length;
-        self.scattering.push(SliceCopy { request, length, copying, into: None });
+        let copying = unsafe { copy(&self.staging, slice, pieces, length, 0, hold, &self.wake) };
+        let &Landing { request, length, .. } = landing;
+        self.scattering.push(SliceCopy { request, length, copying });
     }
 
     /// Takes note of payload that is where it belongs. Whether there was any.
     pub(super) fn settle_scattered(&mut self, end: &mut impl End) -> bool {
         let (mut at, before) = (0, self.scattering.len());
-        while let Some(SliceCopy { request, length, copying, .. }) = self.scattering.get_mut(at) {
+        while let Some(SliceCopy { request, length, copying }) = self.scattering.get_mut(at) {
             let Some((_, result)) = copying.ended() else {
                 at += 1;
                 continue;
             };
             let (request, length) = (*request, *length);
-            let into = self.scattering.swap_remove(at).into;
+            self.scattering.swap_remove(at);
             end.grant(1);
             let Some(it) = self.moves.get_mut(&request) else { continue };
             it.copies -= 1;
             match result {
-                Ok(()) if into.is_none() => it.applied += u64::from(length),
-                Ok(()) => {}
+                Ok(()) => it.applied += u64::from(length),
                 Err(error) => it.fail(&error),
             }
             self.changed.push(request);
-            if let Some(held) = into {
-                self.came(&held);
-            }
         }
         self.scattering.len() < before
     }
@@ -99,7 +84,6 @@ impl Channel {
     /// Gathers and offers what can be.
     pub(super) fn prepare(&mut self, end: &mut impl End) {
         self.offer_gathered(end);
-        self.gather_ahead();
         let Some(agreed) = self.agreed else { return };
         let most = u64::from(agreed.extent_bytes).min(self.staging.slice_bytes());
         while let Some(&request) = self.sending.front() {
@@ -134,16 +118,6 @@ impl Channel {
                 }
                 continue;
             };
-            let chunk = match it.chunks.front() {
-                // It is on its way.
-                Some(first) if !first.ready => return,
-                Some(first) => Some((Arc::clone(&first.held), first.taken)),
-                None => None,
-            };
-            let length = match it.chunks.front() {
-                Some(first) => length.min(first.length - first.taken),
-                None => length,
-            };
             let slices = self.gathering.len() + self.slices.len();
             let taken = self.staging.pool(device).and_then(|pool| {
                 // Half of the slices at most for one peer, so that a slow one leaves some.
@@ -166,32 +140,25 @@ impl Channel {
                 }
             };
             it.fell_back |= !slice.is_pinned();
+            let from = it.cursor;
+            it.cursor.advance(&it.layout, length);
             it.begun += length;
             it.copies += 1;
             let ahead = self.ahead;
             self.ahead += length;
-            let copying = if let Some((held, taken)) = chunk {
-                it.take_gathered(length);
-                let pieces = std::iter::once((held.chunk.addr() + taken, length));
-                // SAFETY: the chunk lies in the device's own memory, and nobody writes there.
-                unsafe { copy(slice, pieces, length, ahead, held as _, &self.wake) }
-            } else {
-                let from = it.cursor;
-                it.cursor.advance(&it.layout, length);
-                let pieces = from.pieces(Arc::clone(&it.layout), length);
-                let hold = Arc::clone(&it.layout) as _;
-                // SAFETY: as in `arrived`; a gather only reads them.
-                unsafe { copy(slice, pieces, length, ahead, hold, &self.wake) }
-            };
-            let length = length as u32;
-            self.gathering.push_back(SliceCopy { request, length, copying, into: None });
+            let pieces = from.pieces(Arc::clone(&it.layout), length);
+            let hold = Arc::clone(&it.layout) as _;
+            // SAFETY: as in `arrived`; a gather only reads them.
+            let copying =
+                unsafe { copy(&self.staging, slice, pieces, length, ahead, hold, &self.wake) };
+            self.gathering.push_back(SliceCopy { request, length: length as u32, copying });
         }
     }
 
     /// Offers slices that were filled, in the order of their bytes. Whether there were any.
     pub(super) fn offer_gathered(&mut self, end: &mut impl End) -> bool {
         let mut any = false;
-        while let Some(SliceCopy { request, length, copying, .. }) = self.gathering.front_mut() {
+        while let Some(SliceCopy { request, length, copying }) = self.gathering.front_mut() {
             let (request, length) = (*request, *length);
             let Some((slice, result)) = copying.ended() else { break };
             self.gathering.pop_front();
