@@ -433,6 +433,7 @@ impl Engine {
     /// [`Error::NotAllSubmitted`] for a batch that is submitted step by step
     /// (`MC_KVFERRY_MAX_RATE`, [`Choice::in_steps`]) as long as some of it is not.
     pub fn signal(&self, id: BatchId, consumer: Consumer) -> Result<()> {
+        self.check_process()?;
         let (_, pending) = self.batches.look(id)?;
         let Some(pending) = pending else { return Ok(()) };
         let mut steps = Vec::new();
@@ -550,6 +551,7 @@ impl Engine {
     /// # Errors
     /// [`Error::UnknownBatch`].
     pub fn cancel(&self, id: BatchId) -> Result<()> {
+        self.check_process()?;
         let Some((pending, targets)) = self.batches.in_flight(id)? else { return Ok(()) };
         pending.paced.iter().for_each(|paced| paced.cancel());
         if let Some(transfer) = pending.transfer {

@@ -1393,6 +1393,7 @@ fn b49_a_fork_is_refused_at_once_and_harms_nothing() {
             && refused(engine.allocate(&device, 4096).err())
             && refused(engine.unregister(one.addr()).err())
             && refused(engine.poll(id).err())
+            && refused(engine.cancel(id).err())
             && refused(engine.wait(id, LONG).err())
             && refused(engine.release(id).err())
             && refused(engine.listen(([127, 0, 0, 1], 0).into()).err());
