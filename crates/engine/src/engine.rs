@@ -324,6 +324,7 @@ impl Engine {
     /// As [`Engine::submit`], [`Error::UnknownBatch`], and `NotOrderable` behind a batch of another
     /// device, or for what goes over TCP behind any.
     pub fn submit_parts(&self, parts: &[Part<'_>], options: &SubmitOptions<'_>) -> Result<BatchId> {
+        self.check_process()?;
         self.try_submit(parts, options).inspect_err(|error| {
             self.meters.refused(error);
             self.counters.refused();
@@ -331,7 +332,6 @@ impl Engine {
     }
 
     fn try_submit(&self, parts: &[Part<'_>], options: &SubmitOptions<'_>) -> Result<BatchId> {
-        self.check_process()?;
         let began = Instant::now();
         if let Some(lost) = parts.iter().find_map(|part| part.target.lost()) {
             return Err(lost);
