@@ -126,6 +126,36 @@ fn engine() -> EngineHandle {
     engine
 }
 
+/// A log is a process's: the test runs itself again, with an unknown knob to be warned about.
+#[test]
+fn the_log_knob_bounds_what_is_written_to_standard_error() {
+    const CHILD: &str = "KVFERRY_TEST_LOGS";
+    if std::env::var_os(CHILD).is_some() {
+        let engine = engine();
+        // SAFETY: the handle is a number.
+        assert_eq!(unsafe { (api().destroy)(engine) }, 0);
+        return;
+    }
+    for (level, warns, informs) in [
+        ("off", false, false),
+        ("error", false, false),
+        ("warn", true, false),
+        ("debug", true, true),
+    ] {
+        let name = "the_log_knob_bounds_what_is_written_to_standard_error";
+        let child = Command::new(std::env::current_exe().expect("linux"))
+            .args(["--exact", name])
+            .envs([(CHILD, "1"), ("MC_KVFERRY_LOG", level), ("MC_KVFERRY_STREAM", "7")])
+            .output()
+            .expect("starts");
+        let log = String::from_utf8_lossy(&child.stderr);
+        assert!(child.status.success(), "{log}");
+        assert_eq!(log.contains("MC_KVFERRY_STREAM"), warns, "{level}: {log}");
+        let more = log.contains("INFO") || log.contains("DEBUG");
+        assert_eq!(more, informs, "{level}: {log}");
+    }
+}
+
 fn seed() -> u64 {
     let given = std::env::var("KVFERRY_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = given.unwrap_or_else(rand::random::<u64>);

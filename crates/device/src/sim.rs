@@ -81,6 +81,7 @@ pub fn sim(options: &SimOptions) -> Result<(Arc<dyn Device>, Arc<SimControl>)> {
         faults: Mutex::default(),
         live: [const { AtomicU64::new(0) }; Live::ALL.len()],
         capturing: Mutex::default(),
+        work: Mutex::default(),
     });
     let driver = SimDriver {
         capacity: options.memory_bytes,
@@ -153,6 +154,34 @@ pub struct SimControl {
     live: [AtomicU64; Live::ALL.len()],
     /// Streams of the application that are being captured into a graph.
     capturing: Mutex<HashSet<usize>>,
+    work: Mutex<SimWork>,
+}
+
+/// What a device was given to do so far.
+#[derive(Clone, Debug, Default)]
+pub struct SimWork {
+    /// kvferry's own streams that exist.
+    pub streams: BTreeMap<usize, StreamWork>,
+    /// What the launches shared out: descriptors, of compact ones their units.
+    pub units: u64,
+    /// Thread blocks of the largest launch.
+    pub most_blocks: u32,
+}
+
+/// What one stream was given to do.
+#[derive(Clone, Copy, Debug)]
+pub struct StreamWork {
+    /// As it was made.
+    pub high_priority: bool,
+    /// Copies and launches.
+    pub calls: u64,
+}
+
+impl SimWork {
+    /// Streams that were given anything.
+    pub fn used_streams(&self) -> usize {
+        self.streams.values().filter(|stream| stream.calls > 0).count()
+    }
 }
 
 /// A stream of the application's: work that transfers wait for, or that waits for transfers.
@@ -305,6 +334,25 @@ impl SimControl {
     /// How many of a thing exist now.
     pub fn live(&self, what: Live) -> u64 {
         self.live[what as usize].load(Ordering::SeqCst)
+    }
+
+    /// What the device was given to do so far.
+    pub fn work(&self) -> SimWork {
+        self.lock_work().clone()
+    }
+
+    fn lock_work(&self) -> MutexGuard<'_, SimWork> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A stream is given a copy, or a launch of so many units and blocks.
+    fn works(&self, stream: usize, units: u64, blocks: u32) {
+        let mut work = self.lock_work();
+        work.units += units;
+        work.most_blocks = work.most_blocks.max(blocks);
+        if let Some(stream) = work.streams.get_mut(&stream) {
+            stream.calls += 1;
+        }
     }
 
     fn faults(&self) -> MutexGuard<'_, Faults> {
@@ -595,15 +643,19 @@ impl Driver for SimDriver {
         Ok(())
     }
 
-    fn create_stream(&self, _high_priority: bool) -> Result<usize> {
+    fn create_stream(&self, high_priority: bool) -> Result<usize> {
         self.call("create_stream")?;
         self.control.born(Live::Streams);
-        Ok(self.control.executor.create_stream())
+        let stream = self.control.executor.create_stream();
+        let made = StreamWork { high_priority, calls: 0 };
+        self.control.lock_work().streams.insert(stream, made);
+        Ok(stream)
     }
 
     fn destroy_stream(&self, stream: usize) -> Result<()> {
         self.call("destroy_stream")?;
         self.control.executor.destroy_stream(stream);
+        self.control.lock_work().streams.remove(&stream);
         self.control.gone(Live::Streams);
         Ok(())
     }
@@ -681,6 +733,7 @@ impl Driver for SimDriver {
     unsafe fn copy(&self, stream: usize, dst: u64, src: u64, len: u64) -> Result<()> {
         self.call("copy")?;
         self.check_access("copy", std::iter::once(CopyDescriptor { src, dst, len }))?;
+        self.control.works(stream, 0, 0);
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.copy(stream, CopyDescriptor { src, dst, len }) };
         Ok(())
@@ -692,6 +745,7 @@ impl Driver for SimDriver {
             return Ok(false);
         }
         self.check_access("copy_rows", rows.descriptors())?;
+        self.control.works(stream, 0, 0);
         // SAFETY: the caller's contract.
         rows.descriptors().for_each(|copy| unsafe { self.control.executor.copy(stream, copy) });
         Ok(true)
@@ -709,6 +763,7 @@ impl Driver for SimDriver {
         // SAFETY: the caller's contract: `count` descriptors lie there.
         let copy = |at: usize| unsafe { (descriptors as *const CopyDescriptor).add(at).read() };
         self.check_access("launch", (0..count as usize).map(copy))?;
+        self.control.works(stream, count.into(), blocks);
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.launch(stream, descriptors, count) };
         Ok(())
@@ -723,6 +778,7 @@ impl Driver for SimDriver {
         self.call("launch_inline")?;
         self.check_launch(descriptors.len(), blocks)?;
         self.check_access("launch_inline", descriptors.iter().copied())?;
+        self.control.works(stream, descriptors.len() as u64, blocks);
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.launch_inline(stream, descriptors) };
         Ok(())
@@ -738,6 +794,8 @@ impl Driver for SimDriver {
         self.check_launch(descriptors.len(), blocks)?;
         // SAFETY: the caller's contract.
         self.check_access("launch_compact", unsafe { expand(descriptors) })?;
+        let units = descriptors.last().map_or(0, |last| last.end);
+        self.control.works(stream, units.into(), blocks);
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.launch_compact(stream, descriptors) };
         Ok(())

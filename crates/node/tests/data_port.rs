@@ -435,6 +435,26 @@ fn a_server_that_says_the_wrong_thing_fails_the_transfer_and_nothing_else() {
 }
 
 #[test]
+fn a_transfer_speaks_the_version_that_tcp_proto_says_to_a_server_of_the_newest() {
+    let payload = vec![1; 65536];
+    let with_status = [&Status::Done.encode()[..], &payload].concat();
+    for (knob, answer) in [("1", payload), ("2", with_status)] {
+        let lookup = |name: &str| match name {
+            "MC_TCP_PROTO" => Some(knob.into()),
+            "MC_KVFERRY_CACHE_DIR" => Some("off".into()),
+            _ => None,
+        };
+        let config = Config::from_lookup(lookup).unwrap();
+        let side = side_with(config, MooncakeLimits::default());
+        let peer = side.node.open_mooncake(&server(2, answer)).unwrap();
+        let range = Range { local: side.buffer.addr(), remote: 4096, len: 65536 };
+        let state = peer.submit(Op::Read, &[range]).unwrap().wait(PATIENCE);
+        assert_eq!(state, TransferState::Completed, "version {knob}");
+        assert!(bytes(&side)[..65536] == [1; 65536], "version {knob}");
+    }
+}
+
+#[test]
 fn a_transfer_ends_when_its_node_is_dropped() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = silent.local_addr().unwrap().port();
