@@ -339,3 +339,23 @@ fn as_many_threads_serve_sockets_as_tcp_threads_says() {
         assert_eq!(tcp_threads(), expected);
     }
 }
+
+#[test]
+fn gpu_memory_is_staged_for_tcp_in_slices_of_the_size_that_is_asked_for() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let slices = |size| {
+        let knobs = [("MC_TCP_SLICE_SIZE", size)];
+        let (gpu, control) = sim(&SimOptions::default()).expect("always there");
+        let here = Engine::new(config(&knobs), vec![Arc::clone(&gpu)]).expect("an engine");
+        let pair = Pair::new(&[], &[], false);
+        let (there, listener) = &pair._there;
+        let local = here.allocate(&gpu, BYTES).expect("memory");
+        let address = listener.address().to_string();
+        let target = here.open_tcp("peer", there.segment(), &address).expect("opens");
+        let range = [Range { local: local.addr(), remote: pair.remote.addr(), len: BYTES }];
+        finish(&here, &target, &range, OffloadMode::Auto);
+        control.calls("copy")
+    };
+    // 8 MiB, one DMA to host memory for each.
+    assert_eq!([slices("1M"), slices("512K"), slices("128K")], [8, 16, 64]);
+}
