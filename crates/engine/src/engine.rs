@@ -1,6 +1,6 @@
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvferry_device::nvtx::Nvtx;
@@ -25,6 +25,7 @@ use crate::target::{Reach, Target};
 use crate::transport::peer::{Peer, Submitted};
 use crate::transport::tcp::{Listener, Tcp};
 use crate::transport::{Behind, Choice, Route};
+use crate::wait::{Notifier, rest};
 
 /// Moves bytes between registered memory here and at a peer.
 ///
@@ -48,11 +49,6 @@ pub struct Engine {
     counters: Counters,
     notifier: OnceLock<Arc<Notifier>>,
 }
-
-/// How long a wait polls before it gives the processor away: about what a small batch takes.
-const SPIN: Duration = Duration::from_micros(30);
-/// Between polls after that.
-const NAP: Duration = Duration::from_micros(50);
 
 impl Engine {
     /// Opens a queue on each device, with its profile if it has one.
@@ -578,12 +574,12 @@ impl Engine {
     /// [`Error::System`] if there are no more descriptors or threads.
     pub fn event_fd(self: &Arc<Self>) -> Result<BorrowedFd<'_>> {
         if let Some(notifier) = self.notifier.get() {
-            return Ok(notifier.fd.as_fd());
+            return Ok(notifier.fd());
         }
         let failed = |call| move |reason: String| Error::System { call, reason };
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let fd = fd.map_err(|error| failed("eventfd")(error.to_string()))?;
-        let notifier = Arc::new(Notifier { fd, work: Mutex::default(), woken: Condvar::new() });
+        let notifier = Arc::new(Notifier::new(fd));
         if self.notifier.set(Arc::clone(&notifier)).is_ok() {
             let engine = Arc::downgrade(self);
             std::thread::Builder::new()
@@ -591,7 +587,7 @@ impl Engine {
                 .spawn(move || notifier.run(&engine))
                 .map_err(|error| failed("thread")(error.to_string()))?;
         }
-        Ok(self.notifier.get().expect("set above").fd.as_fd())
+        Ok(self.notifier.get().expect("set above").fd())
     }
 
     /// Bytes of pinned memory that the engine holds for itself.
@@ -636,7 +632,7 @@ impl Engine {
     }
 
     /// Ends every batch that can be ended, and returns how many still run.
-    fn progress(&self) -> usize {
+    pub(crate) fn progress(&self) -> usize {
         let running = self.batches.running();
         let ended = running.iter().filter(|id| {
             // An id that another thread released meanwhile has ended, too.
@@ -736,56 +732,4 @@ fn not_behind() -> Error {
         what: "batch",
         reason: "what goes over TCP is behind no other batch; wait for that".into(),
     })
-}
-
-/// Between two polls. No vendor's event has a wait with a deadline, so waiting is polling; it
-/// gives the processor away once the wait is longer than a small batch takes.
-pub(crate) fn rest(waited: Duration) {
-    if waited < SPIN {
-        std::hint::spin_loop();
-    } else {
-        std::thread::sleep(NAP);
-    }
-}
-
-/// The eventfd and the thread that keeps it true.
-#[derive(Debug)]
-struct Notifier {
-    fd: OwnedFd,
-    /// Whether batches may be running.
-    work: Mutex<bool>,
-    woken: Condvar,
-}
-
-impl Notifier {
-    fn wake(&self) {
-        *self.work.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.woken.notify_one();
-    }
-
-    fn signal(&self) {
-        // The only failure is a full counter, and then it is readable already.
-        let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
-    }
-
-    /// Polls running batches; sleeps while there are none; ends with its engine.
-    fn run(&self, engine: &Weak<Engine>) {
-        loop {
-            let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
-            while !*work {
-                work = self.woken.wait(work).unwrap_or_else(PoisonError::into_inner);
-            }
-            *work = false;
-            drop(work);
-            let start = Instant::now();
-            loop {
-                let Some(engine) = engine.upgrade() else { return };
-                if engine.progress() == 0 {
-                    break;
-                }
-                drop(engine);
-                rest(start.elapsed());
-            }
-        }
-    }
 }

@@ -27,6 +27,7 @@ mod store;
 mod target;
 mod transport;
 mod unknown_knob;
+mod wait;
 
 pub use batch::{BatchId, BatchStatus, Path, State};
 pub use buffer::Buffer;

@@ -1,27 +1,23 @@
 //! Batches that their caller does not want any more: each ends once, and its memory is quiet then.
 
+mod common;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvferry_device::Device;
 use kvferry_device::sim::{SimControl, SimOptions, sim};
 use kvferry_engine::{
-    BatchId, BatchStatus, Buffer, Config, Engine, Error, Listener, Op, Part, Producer, Range,
-    State, SubmitOptions, Target,
+    BatchId, BatchStatus, Buffer, Engine, Error, Listener, Op, Part, Producer, Range, State,
+    SubmitOptions, Target,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+use common::config;
+
 const LONG: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
-
-fn config(knobs: &[(&str, &str)]) -> Config {
-    let lookup = |name: &str| {
-        let mut set = knobs.iter().chain(&[("MC_KVFERRY_CACHE_DIR", "off")]);
-        set.find(|(knob, _)| *knob == name).map(|(_, value)| value.into())
-    };
-    Config::from_lookup(lookup).expect("good knobs")
-}
 
 fn gpu() -> (Arc<dyn Device>, Arc<SimControl>) {
     sim(&SimOptions::default()).expect("always there")

@@ -13,25 +13,17 @@ use kvferry_device::conformance::ApplicationStream;
 use kvferry_device::sim::{self, Fault, Live, SimControl, SimOptions};
 use kvferry_device::{Device, DeviceUuid, Error as DeviceError, Export, Memory};
 use kvferry_engine::{
-    AllocationKey, BatchId, Buffer, Config, Copies, Engine, Error, Exports, ExportsError, Identity,
-    Loan, Mismatch, Op, Paged, Pages, Part, Path, Probe, Producer, Range, RangeError, Segment,
-    Side, State, Strided, SubmitOptions, Target,
+    AllocationKey, BatchId, Buffer, Copies, Engine, Error, Exports, ExportsError, Identity, Loan,
+    Mismatch, Op, Paged, Pages, Part, Path, Probe, Producer, Range, RangeError, Segment, Side,
+    State, Strided, SubmitOptions, Target,
 };
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 
-use common::NoExports;
+use common::{NoExports, config};
 
 const LONG: Duration = Duration::from_secs(60);
-
-fn config(knobs: &[(&str, &str)]) -> Config {
-    let find =
-        |name: &str| knobs.iter().find(|(knob, _)| *knob == name).map(|(_, value)| value.into());
-    let lookup =
-        |name: &str| if name == "MC_KVFERRY_CACHE_DIR" { Some("off".into()) } else { find(name) };
-    Config::from_lookup(lookup).expect("good knobs")
-}
 
 fn engine_on(devices: Vec<Arc<dyn Device>>) -> Arc<Engine> {
     Engine::new(config(&[]), devices).expect("an engine")

@@ -10,21 +10,13 @@ use std::time::{Duration, Instant};
 use kvferry_device::Error as DeviceError;
 use kvferry_device::sim::{SimControl, SimOptions, sim};
 use kvferry_engine::{
-    Buffer, Config, Engine, Error, OffloadMode, Op, Part, Range, State, SubmitOptions, Target,
+    Buffer, Engine, Error, OffloadMode, Op, Part, Range, State, SubmitOptions, Target,
 };
 
-use common::NoExports;
+use common::{NoExports, config};
 
 const LONG: Duration = Duration::from_secs(60);
 const BYTES: u64 = 8 << 20;
-
-fn config(knobs: &[(&str, &str)]) -> Config {
-    let lookup = |asked: &str| match asked {
-        "MC_KVFERRY_CACHE_DIR" => Some("off".into()),
-        _ => knobs.iter().find(|(name, _)| *name == asked).map(|(_, value)| value.into()),
-    };
-    Config::from_lookup(lookup).expect("good knobs")
-}
 
 fn finish(engine: &Engine, target: &Target, ranges: &[Range], offload: OffloadMode) {
     let options = SubmitOptions { offload, ..SubmitOptions::default() };

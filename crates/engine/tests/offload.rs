@@ -1,6 +1,8 @@
 //! Copies between a GPU's memory and host memory of the same engine: every mode, direction, form and
 //! alignment, on the simulated GPU and on host memory.
 
+mod common;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,12 +10,14 @@ use kvferry_device::conformance::ApplicationStream;
 use kvferry_device::sim::{Fault, SimControl, SimOptions, sim};
 use kvferry_device::{Device, Vendor};
 use kvferry_engine::{
-    BatchId, Buffer, Config, Consumer, Copies, Engine, Error, OffloadMode, Op, Paged, Pages, Part,
-    Path, Producer, Range, Reason, State, Strided, SubmitOptions, Target,
+    BatchId, Buffer, Consumer, Copies, Engine, Error, OffloadMode, Op, Paged, Pages, Part, Path,
+    Producer, Range, Reason, State, Strided, SubmitOptions, Target,
 };
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
+
+use common::config;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -24,14 +28,6 @@ const SMALL: &[(&str, &str)] =
 /// Buffers that hold any list of these tests: it goes through one in a short step and a long one.
 const LARGE: &[(&str, &str)] =
     &[("MC_KVFERRY_OFFLOAD_BOUNCE_MB", "16"), ("MC_KVFERRY_OFFLOAD_CHUNK_BYTES", "4M")];
-
-fn config(knobs: &[(&str, &str)]) -> Config {
-    let find =
-        |name: &str| knobs.iter().find(|(knob, _)| *knob == name).map(|(_, value)| value.into());
-    let lookup =
-        |name: &str| if name == "MC_KVFERRY_CACHE_DIR" { Some("off".into()) } else { find(name) };
-    Config::from_lookup(lookup).expect("good knobs")
-}
 
 fn simulated() -> (Arc<dyn Device>, Arc<SimControl>) {
     sim(&SimOptions::default()).expect("always there")

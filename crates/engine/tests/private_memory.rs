@@ -1,29 +1,25 @@
 //! Host memory that did not come from kvferry, as `malloc` gives it: registered, copied to and from
 //! by the engine's own GPU, and never mapped by anybody else.
 
+mod common;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvferry_device::sim::{Live, SimControl, SimOptions, sim};
 use kvferry_device::{Device, Error as DeviceError, Vendor};
 use kvferry_engine::{
-    AllocationKey, Config, Engine, Error, Exports, ExportsError, Mismatch, Op, Path, Probe, Range,
+    AllocationKey, Engine, Error, Exports, ExportsError, Mismatch, Op, Path, Probe, Range,
     RangeError, State, Target,
 };
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
+use common::config;
+
 const LONG: Duration = Duration::from_secs(60);
 const LEN: usize = 1 << 20;
-
-fn config(knobs: &[(&str, &str)]) -> Config {
-    let lookup = |name: &str| {
-        let mut set = knobs.iter().chain(&[("MC_KVFERRY_CACHE_DIR", "off")]);
-        set.find(|(knob, _)| *knob == name).map(|(_, value)| value.into())
-    };
-    Config::from_lookup(lookup).expect("good knobs")
-}
 
 fn gpu() -> (Arc<dyn Device>, Arc<SimControl>) {
     sim(&SimOptions::default()).expect("always there")

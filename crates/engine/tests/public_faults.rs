@@ -14,21 +14,13 @@ use kvferry_device::conformance::skip;
 use kvferry_device::sim::{self, Fault, SimControl, SimOptions};
 use kvferry_device::{Device, DeviceUuid, Export, Memory};
 use kvferry_engine::{
-    AllocationKey, Buffer, Config, Engine, Error, Exports, ExportsError, Identity, Mismatch, Op,
-    Probe, Range, RangeError, Segment, Side, State, Target,
+    AllocationKey, Buffer, Engine, Error, Exports, ExportsError, Identity, Mismatch, Op, Probe,
+    Range, RangeError, Segment, Side, State, Target,
 };
 
-use common::NoExports;
+use common::{NoExports, config};
 
 const LONG: Duration = Duration::from_secs(60);
-
-fn config(knobs: &[(&str, &str)]) -> Config {
-    let lookup = |name: &str| {
-        let set = knobs.iter().find(|(knob, _)| *knob == name).map(|(_, value)| value.into());
-        set.or((name == "MC_KVFERRY_CACHE_DIR").then(|| "off".into()))
-    };
-    Config::from_lookup(lookup).expect("good knobs")
-}
 
 fn host() -> Arc<dyn Device> {
     kvferry_device::host().expect("always there")

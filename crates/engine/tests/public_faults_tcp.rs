@@ -4,6 +4,8 @@
 #[path = "common/relay.rs"]
 mod relay;
 
+mod common;
+
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,12 +22,7 @@ use relay::Relay;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn config(knobs: &[(&str, &str)]) -> Config {
-    let defaults = [("MC_KVFERRY_CACHE_DIR", "off"), ("MC_KVFERRY_TCP_THREADS", "2")];
-    let lookup = |name: &str| {
-        let mut set = knobs.iter().chain(&defaults);
-        set.find(|(knob, _)| *knob == name).map(|(_, value)| value.into())
-    };
-    Config::from_lookup(lookup).expect("good knobs")
+    common::config(&[knobs, &[("MC_KVFERRY_TCP_THREADS", "2")]].concat())
 }
 
 fn host() -> Arc<dyn Device> {

@@ -2,6 +2,8 @@
 //! GPU. Cases whose names begin with `b` and a number are those of the project's list of public
 //! failures.
 
+mod common;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,13 +12,15 @@ use kvferry_device::conformance::{ApplicationStream, one_at_a_time};
 use kvferry_device::sim::{Fault, Live, SimControl, SimOptions, sim};
 use kvferry_device::{Device, Error as DeviceError};
 use kvferry_engine::{
-    Buffer, Config, Consumer, DeviceName, Engine, Error, OffloadMode, PageKey, PageShape,
-    PageStore, Producer, State, StoreError, StoreOptions, WhenFull, open_device,
+    Buffer, Consumer, DeviceName, Engine, Error, OffloadMode, PageKey, PageShape, PageStore,
+    Producer, State, StoreError, StoreOptions, WhenFull, open_device,
 };
 use proptest::prelude::*;
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
+
+use common::config;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// For what is expected not to come.
@@ -50,14 +54,6 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.0.release();
     }
-}
-
-fn config(knobs: &[(&str, &str)]) -> Config {
-    let lookup = |name: &str| {
-        let set = knobs.iter().find(|(knob, _)| *knob == name).map(|(_, value)| value.into());
-        set.or((name == "MC_KVFERRY_CACHE_DIR").then(|| "off".into()))
-    };
-    Config::from_lookup(lookup).expect("good knobs")
 }
 
 /// Of layers in which pages lie side by side.

@@ -1,5 +1,7 @@
 //! Transfers over TCP between two engines of this process, on host memory and on simulated GPUs.
 
+mod common;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
@@ -19,12 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LEN: u64 = 4 << 20;
 
 fn config(knobs: &[(&str, &str)]) -> Config {
-    let defaults = [("MC_KVFERRY_CACHE_DIR", "off"), ("MC_KVFERRY_TCP_THREADS", "2")];
-    let lookup = |name: &str| {
-        let mut set = knobs.iter().chain(&defaults);
-        set.find(|(knob, _)| *knob == name).map(|(_, value)| value.into())
-    };
-    Config::from_lookup(lookup).expect("good knobs")
+    common::config(&[knobs, &[("MC_KVFERRY_TCP_THREADS", "2")]].concat())
 }
 
 /// The engine that serves.

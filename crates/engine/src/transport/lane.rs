@@ -10,9 +10,9 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::batch::Pending;
 use crate::config::Config;
-use crate::engine::rest;
 use crate::error::Result;
 use crate::profile::Tuning;
+use crate::wait::rest;
 
 /// One device and its queue.
 #[derive(Debug)]

@@ -1,7 +1,19 @@
 //! What several tests of the engine need.
 
+// Each test is a program of its own and uses some of it.
+#![allow(dead_code)]
+
 use kvferry_device::{DeviceUuid, Export};
-use kvferry_engine::{AllocationKey, Exports, ExportsError, Mismatch, Probe};
+use kvferry_engine::{AllocationKey, Config, Exports, ExportsError, Mismatch, Probe};
+
+/// With these knobs, nothing of the environment, and nothing kept on the disk.
+pub(crate) fn config(knobs: &[(&str, &str)]) -> Config {
+    let lookup = |name: &str| {
+        let mut set = knobs.iter().chain(&[("MC_KVFERRY_CACHE_DIR", "off")]);
+        set.find(|(knob, _)| *knob == name).map(|(_, value)| value.into())
+    };
+    Config::from_lookup(lookup).expect("good knobs")
+}
 
 /// Of targets in this process, whose memory is used directly.
 #[derive(Debug)]
