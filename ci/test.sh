@@ -5,11 +5,16 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+# A test that hangs, or a property that fails slowly and would be made smaller for hours, ends in time:
+# the longest of these takes five minutes on two cores, its build another ten.
+limited="timeout --kill-after=1m 25m"
+export PROPTEST_MAX_SHRINK_TIME="${PROPTEST_MAX_SHRINK_TIME:-60000}"
+
 cargo fmt --check
 cargo clippy --workspace --all-targets -- --deny warnings
 cargo clippy --workspace --all-targets --all-features -- --deny warnings
 RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --all-features
-cargo test --workspace --all-features
+$limited cargo test --workspace --all-features
 # What needs AMD's own libraries, on each version that ci/rocm-roots.sh found: the bindings agree with
 # their headers, the loader knows them, their compiler compiles the kernel, and doctor describes them.
 ci/bindings.sh check
@@ -19,13 +24,13 @@ for root in target/rocm/*; do
   on_root="$PWD/ci/with-rocm-root.sh $version"
   CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$on_root \
     KVFERRY_TEST_REQUIRE=hip,hiprtc,comgr,cxx,no-gpu \
-    cargo test --workspace --all-features --lib --test kernel_isa -- rocm:: hiprtc
+    $limited cargo test --workspace --all-features --lib --test kernel_isa -- rocm:: hiprtc
   $on_root "${CARGO_TARGET_DIR:-target}/debug/kvferry" doctor | grep --after-context 2 "^HIP $version"
 done
 # The ROCm backend end to end, on stand-ins for AMD's libraries: every suite that has a device of it.
 export KVFERRY_TEST_REQUIRE=rocm,hip,hip-shim,cxx
-ci/with-hip-shim.sh cargo test --workspace --all-features -- rocm
-ci/with-hip-shim.sh cargo test --workspace --all-features --test rocm
+ci/with-hip-shim.sh $limited cargo test --workspace --all-features -- rocm
+ci/with-hip-shim.sh $limited cargo test --workspace --all-features --test rocm
 ci/with-hip-shim.sh kvferry doctor | grep "^| rocm:1"
 ci/with-hip-shim.sh kvferry bench --device rocm:0 --peer-device rocm:1 --shape R2,W18 --iterations 3
 ci/with-hip-shim.sh kvferry bench --transport offload --device rocm:0 --shape R6 --cache 16x8x4096 --most-pieces 300 --iterations 2

@@ -312,9 +312,12 @@ impl Engine {
     /// The parts are copied side by side, so that every link carries at any moment.
     ///
     /// With a producer in the options, or batches to be behind, the copies wait on the device. The
-    /// call returns without waiting, except that a range list of more than about 130,000 pieces,
-    /// which is more than half of the descriptor ring holds, waits for that here, and other
-    /// submissions to the same device wait with it.
+    /// call returns without waiting as long as the device's descriptor ring has room: 32 slots of
+    /// 8192 pieces, of which a batch of more than a few pieces takes at least one until its launches
+    /// have ended, and of which batches that wait hold 16 at most, about 130,000 pieces. A call that
+    /// finds no room waits for the oldest launch, or for the oldest of what those wait for, and other
+    /// submissions to the same device wait with it. (Between a GPU and host memory: 8 slots of 32,768
+    /// pieces in each direction.)
     ///
     /// # Errors
     /// As [`Engine::submit`], [`Error::UnknownBatch`], and `NotOrderable` behind a batch of another

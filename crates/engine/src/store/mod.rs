@@ -8,8 +8,8 @@
 //! reach 48.8 GB/s where single ones reach 33).
 //!
 //! One rule orders all operations: out, then clear, then in, each in the order of the calls, for one
-//! page of the device and for one key. The device keeps it, by [`SubmitOptions::behind`]; no call
-//! waits for copies.
+//! page of the device and for one key. The device keeps it, by [`SubmitOptions::behind`]; a call
+//! waits for copies only where the device's queue has no room for more of them.
 
 mod books;
 mod error;
@@ -62,7 +62,7 @@ pub struct PageStore {
     longest: u32,
     memory: StoreMemory,
     /// Locked while an operation is submitted, because the order of submissions is the order that
-    /// the device keeps; submitting waits for no copy.
+    /// the device keeps.
     books: Mutex<Books>,
     /// A fork of the process that made the store must leave it alone.
     made_by: MadeBy,
@@ -111,6 +111,10 @@ impl PageStore {
     /// copy is done ([`PageStore::signal`]).
     ///
     /// With a producer the copies wait for it on the device; it is what makes the pages' contents.
+    ///
+    /// Where the kernel copies ([`OffloadMode::Kernel`] and `Staged`, not `Direct`), a device takes eight
+    /// calls of a direction that have not ended, or four that wait for a producer or another call's
+    /// copies; the next call waits for the oldest of them, and other threads' calls with it.
     ///
     /// # Errors
     /// [`StoreError::Full`] and [`StoreError::BudgetSpent`], at once or after [`WhenFull::Wait`];
