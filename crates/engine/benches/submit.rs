@@ -1,0 +1,117 @@
+//! What submitting a batch costs the caller's thread, from the request to the driver: divide a time by
+//! the number of pieces in its name. The copies are ended before the next batch, and not measured.
+//!
+//! On the simulated GPU, whose driver calls cost next to nothing, and which is held meanwhile so that its
+//! thread does not wake up; and on the first NVIDIA GPU with `--features cuda`.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use kvferry_device::Device;
+use kvferry_device::sim::{SimControl, SimOptions, sim};
+use kvferry_engine::{
+    Config, Copies, DeviceName, Engine, Op, Paged, Pages, Range, State, Strided, open_device,
+};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const PIECE: u64 = 64;
+
+/// A device, and what holds it if it is simulated.
+type Held = (Arc<dyn Device>, Option<Arc<SimControl>>);
+
+fn devices(config: &Config) -> Vec<Held> {
+    let (device, control) = sim(&SimOptions::default()).expect("always there");
+    let mut devices: Vec<Held> = vec![(device, Some(control))];
+    if cfg!(feature = "cuda") {
+        match open_device(DeviceName::Cuda(0), config) {
+            Ok(device) => devices.push((device, None)),
+            Err(error) => eprintln!("no NVIDIA GPU: {error}"),
+        }
+    }
+    devices
+}
+
+fn bench(criterion: &mut Criterion) {
+    let config = Config::from_env().expect("good knobs");
+    for (device, control) in devices(&config) {
+        let name = device.info().to_string();
+        let engine = Engine::new(config.clone(), vec![device]).expect("an engine");
+        for count in [16, 2048, 16_384] {
+            of_count(criterion, &name, &engine, control.as_deref(), count);
+        }
+    }
+}
+
+/// Pieces between two pieces of memory of one device.
+fn of_count(
+    criterion: &mut Criterion,
+    name: &str,
+    engine: &Arc<Engine>,
+    control: Option<&SimControl>,
+    count: u32,
+) {
+    let bytes = u64::from(count) * 2 * PIECE;
+    let [from, to] =
+        [(); 2].map(|()| engine.allocate(&engine.devices()[0], bytes).expect("device memory"));
+    let target = engine.local().expect("its own memory");
+    let shuffled = |seed| {
+        let mut pages: Vec<u32> = (0..2 * count).collect();
+        pages.shuffle(&mut SmallRng::seed_from_u64(seed));
+        pages.truncate(count as usize);
+        pages
+    };
+    let (here, there) = (shuffled(7), shuffled(9));
+    let at = |page: &u32| u64::from(*page) * PIECE;
+    let range = |(here, there)| Range {
+        local: from.addr() + at(here),
+        remote: to.addr() + at(there),
+        len: PIECE,
+    };
+    let ranges: Vec<_> = here.iter().zip(&there).map(range).collect();
+    let pages = |addr, numbers| Pages::whole(addr, numbers, PIECE, 0);
+    let paged = [Paged::whole_pages(pages(from.addr(), &here), pages(to.addr(), &there), 1, PIECE)];
+    let strided = [Strided {
+        local: from.addr(),
+        remote: to.addr(),
+        len: PIECE,
+        count: count.into(),
+        local_stride: 2 * PIECE,
+        remote_stride: PIECE,
+    }];
+    let mut group = criterion.benchmark_group(format!("submit/{name}"));
+    let forms: [(&str, Copies<'_>); 3] =
+        [("ranges", (&ranges).into()), ("paged", (&paged).into()), ("strided", (&strided).into())];
+    for (form, copies) in forms {
+        group.bench_function(BenchmarkId::new(form, count), |bencher| {
+            bencher.iter_custom(|times| {
+                let mut total = Duration::ZERO;
+                for _ in 0..times {
+                    control.inspect(|control| control.hold());
+                    let start = Instant::now();
+                    let batch = engine.submit(&target, Op::Write, copies).expect("submitted");
+                    total += start.elapsed();
+                    control.inspect(|control| control.release());
+                    let status = engine.wait(batch, PATIENCE).expect("in time");
+                    assert_eq!(status.state, State::Completed);
+                    engine.release(batch).expect("ended");
+                }
+                total
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default()
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(2))
+        .sample_size(20);
+    targets = bench
+}
+criterion_main!(benches);
