@@ -48,7 +48,7 @@ enum Command {
     /// Lets peers, stock Mooncake processes among them, read and write a piece of memory until
     /// SIGTERM, or until standard input closes
     Serve(serve::Options),
-    /// Explains devices, links, compilers and knobs of this machine, and calibrates devices
+    /// Explains devices, the ways between them, compilers and knobs of this machine, and calibrates devices
     Doctor(doctor::Options),
     /// One of the two processes of a bench; it reads commands from standard input
     #[command(hide = true)]

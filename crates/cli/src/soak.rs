@@ -6,7 +6,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use kvferry_engine::{DeviceName, Engine, Error, Part, State, SubmitOptions, Target};
 use rand::rngs::SmallRng;
@@ -15,7 +15,7 @@ use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 
 use crate::Failure;
-use crate::bench::{Transport, Worker};
+use crate::bench::Worker;
 use crate::case::{Direction, Work};
 use crate::chaos::{Chaos, Door};
 use crate::forms::{Ends, Form, Request};
@@ -23,6 +23,15 @@ use crate::layout::Layout;
 use crate::store_soak;
 use crate::transfer::{PATIENCE, op, private_memory};
 use crate::worker::{Answer, Command, Side};
+
+/// How the bytes of a soak move.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+enum Transport {
+    /// Directly into the other process's memory, mapped over IPC
+    Peer,
+    /// Over sockets of loopback
+    Tcp,
+}
 
 /// Rounds of random pieces: 1 to 50,000 of 1 B to 3 MiB at any alignment, as ranges, strided runs
 /// and pages, written and read, with and without the kernel, in batches of several threads at once.
@@ -46,12 +55,12 @@ pub(crate) struct Options {
     /// How long; a part of a minute will do
     #[arg(long, default_value = "10", value_parser = minutes)]
     minutes: f64,
-    /// How bytes move
+    /// How bytes move between two processes; offload is soaked by --store
     #[arg(long, default_value = "peer")]
     transport: Transport,
-    /// Connections of --transport tcp, each way
-    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u16).range(1..=64))]
-    lanes: u16,
+    /// Connections of --transport tcp, each way [default: 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    lanes: Option<u16>,
     /// Put a proxy between the two processes of --transport tcp that mistreats their connections; this
     /// is the seed of what it does. Peers wait 3 s for each other, and payload has checksums
     #[arg(long, value_name = "SEED")]
@@ -172,7 +181,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     let mut soak = Soak::start(options, seed)?;
     let [first, second] = [0, 1].map(|worker: usize| &soak.workers[worker].ready.device);
-    eprintln!("soak of {first} and {second} over {}, seed {seed}", options.transport.name());
+    let over = match options.transport {
+        Transport::Peer => "peer",
+        Transport::Tcp => "tcp",
+    };
+    eprintln!("soak of {first} and {second} over {over}, seed {seed}");
     let outcome = soak.run(time, seed);
     println!("{soak}");
     let [start, end] = outcome?;
@@ -206,10 +219,12 @@ const CHAOS_PATIENCE: (&str, Duration) = ("3", Duration::from_secs(3));
 
 impl Soak {
     fn start(options: &Options, seed: u64) -> Result<Self, Failure> {
-        let lanes = options.lanes.to_string();
+        let lanes = options.lanes.unwrap_or(8).to_string();
         let mut knobs = Vec::new();
         if options.transport == Transport::Tcp {
             knobs.extend([("MC_FORCE_TCP", "1"), ("MC_TCP_LANES_PER_PEER", &lanes)]);
+        } else if options.lanes.is_some() {
+            return Err("--lanes are connections: add --transport tcp".into());
         }
         let mut chaos = None;
         let mut doors = [None, None];

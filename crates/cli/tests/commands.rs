@@ -378,6 +378,8 @@ fn a_mistake_of_the_user_is_answered_with_what_would_be_right() {
             "no step",
         ),
         (&["soak", "--minutes", "0"], &[], "more than 0"),
+        (&["soak", "--transport", "offload"], &[], "possible values: peer, tcp"),
+        (&["soak", "--lanes", "2"], &[], "add --transport tcp"),
         (&["bench", "--shape", "R2", "--device", "cuda:999"], &[], "no device cuda:999"),
         (
             &["bench", "--shape", "R2"],

@@ -24,7 +24,7 @@ pub(crate) struct Options {
     /// Measures devices first, a few seconds each, and keeps the best values for later processes
     #[arg(long)]
     calibrate: bool,
-    /// Device to measure: host, cuda:N or rocm:N; without it, every GPU
+    /// Device that --calibrate measures: host, cuda:N or rocm:N [default: every GPU]
     #[arg(long, value_name = "DEVICE", requires = "calibrate")]
     device: Option<DeviceName>,
     /// Writes all of it, and what is known of the machine, to this file instead: to send to whoever

@@ -133,14 +133,14 @@ fn checks(system: &System, config: &Config) -> Vec<Check> {
     let files = system.open_files;
     add(
         "open files",
-        files.to_string(),
+        files.shown(|count| count.to_string()),
         files.soft.filter(|&soft| soft < OPEN_FILES).map(|_| {
             let most = files.hard.map_or(65_536, |hard| hard.min(65_536));
             format!("each peer takes some, and so do exports on their way: ulimit -n {most}")
         }),
     );
     // No advice: GPUs' drivers page-lock by themselves, and do not ask it.
-    add("locked memory", system.locked_memory.to_string(), None);
+    add("locked memory", system.locked_memory.shown(mebibytes), None);
     let wanted = 2 * config.max_mappings as u64;
     if let Some(most) = system.max_mappings {
         add(
@@ -175,10 +175,10 @@ fn checks(system: &System, config: &Config) -> Vec<Check> {
     checks
 }
 
-impl std::fmt::Display for Limit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let shown = |limit: Option<u64>| limit.map_or("no limit".into(), |it| it.to_string());
-        write!(f, "{}, at most {}", shown(self.soft), shown(self.hard))
+impl Limit {
+    fn shown(&self, number: impl Fn(u64) -> String) -> String {
+        let shown = |limit: Option<u64>| limit.map_or("no limit".into(), &number);
+        format!("{}, at most {}", shown(self.soft), shown(self.hard))
     }
 }
 
