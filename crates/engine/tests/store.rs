@@ -1076,14 +1076,19 @@ proptest! {
         bench.fill_all(|page| u64::from(page) + 1);
         let mut device: Vec<u64> = (0..PAGES).map(|page| u64::from(page) + 1).collect();
         let mut stored: Vec<(PageKey, u64)> = Vec::new();
-        let (mut next, mut while_held) = (0, 0);
+        // Operations since all of them were known to have ended.
+        let (mut next, mut held, mut since) = (0, false, 0);
         for step in steps {
-            if while_held == QUEUE_TAKES {
+            if held && since >= QUEUE_TAKES {
                 bench.control().release();
+                store.drain(PATIENCE).expect("all well");
+                (held, since) = (false, 0);
             }
-            while_held = match step {
-                Step::Hold => 0,
-                _ => while_held + 1,
+            (held, since) = match step {
+                Step::Hold => (true, since),
+                Step::Release => (false, since),
+                Step::Reset | Step::Check => (false, 0),
+                _ => (held, since + 1),
             };
             match step {
                 Step::Out(pages) => {
