@@ -2,14 +2,16 @@
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{Mode, OFlags, fstat, open};
 use rustix::io::fcntl_dupfd_cloexec;
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 
-use super::{SimControl, SimDriver, map_corrupt};
+use super::control::{Corrupt, SimControl};
+use super::driver::SimDriver;
 use crate::chunks;
 use crate::device::{Allocation, Capabilities, Chunk, Export};
 use crate::error::{Error, Result};
@@ -165,8 +167,7 @@ impl SimDriver {
         if !mapped(|set| set.insert(handle.inode)) {
             return Err(Error::AlreadyMapped { device: self.info.to_string(), bytes: len });
         }
-        let corrupt = self.control.faults().corrupt;
-        let base = match corrupt {
+        let base = match self.control.corrupt() {
             None => map(fd.as_fd(), len),
             Some(corrupt) => map_corrupt(fd.as_fd(), len, corrupt),
         };
@@ -194,6 +195,20 @@ impl SimDriver {
         }
         Ok((base, Opened::Shared))
     }
+}
+
+/// A mapping of the file that is private, or one of no file at all.
+fn map_corrupt(fd: BorrowedFd<'_>, len: u64, corrupt: Corrupt) -> rustix::io::Result<u64> {
+    let (at, len) = (std::ptr::null_mut(), len as usize);
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
+    let base = unsafe {
+        match corrupt {
+            Corrupt::Reads => mmap_anonymous(at, len, protection, MapFlags::PRIVATE),
+            Corrupt::Writes => mmap(at, len, protection, MapFlags::PRIVATE, fd, 0),
+        }
+    }?;
+    Ok(base as u64)
 }
 
 impl SimControl {
