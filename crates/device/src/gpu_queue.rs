@@ -250,18 +250,32 @@ impl<D: Driver> GpuQueue<D> {
     }
 
     /// Makes a stream wait for the producer and for other submissions, and nothing else wait with it.
-    fn open_gate(&mut self, producer: Option<Producer>, work: &Work<'_>) -> Result<Gate<D>> {
+    ///
+    /// Behind an error there is a gate if the stream may wait for something already.
+    fn open_gate(
+        &mut self,
+        producer: Option<Producer>,
+        work: &Work<'_>,
+    ) -> Result<Gate<D>, (Option<Gate<D>>, Error)> {
+        // Before anything waits.
+        let fences =
+            work.behind.iter().map(|fence| self.event_of(fence)).collect::<Result<Vec<_>>>();
+        let fences = fences.map_err(|error| (None, error))?;
         let stream = match self.idle_gate_streams.pop() {
             Some(stream) => stream,
-            None => self.device.driver.create_stream(self.options.high_priority)?,
+            None => {
+                let stream = self.device.driver.create_stream(self.options.high_priority);
+                stream.map_err(|error| (None, error))?
+            }
         };
         let event = match self.take_event() {
             Ok(event) => event,
             Err(error) => {
                 self.idle_gate_streams.push(stream);
-                return Err(error);
+                return Err((None, error));
             }
         };
+        let gate = Gate { stream, second: None, event, slots: Vec::new(), open_since: None };
         let driver = &self.device.driver;
         let waits = producer
             .map_or(Ok(()), |producer| driver.wait_producer(stream, producer.0, event))
@@ -269,15 +283,13 @@ impl<D: Driver> GpuQueue<D> {
                 let staged = work.staged.as_ref().map_or(&[][..], |staged| staged.behind);
                 self.wait_behind(stream, staged)
             })
-            .and_then(|()| work.behind.iter().try_for_each(|fence| self.wait_fence(stream, fence)))
-            // Behind the waits, and so in our own stream: the producer's handle may go.
-            .and_then(|()| driver.record(event, stream));
-        if let Err(error) = waits {
-            self.idle_events.push(event);
-            self.idle_gate_streams.push(stream);
-            return Err(error);
+            .and_then(|()| fences.iter().try_for_each(|&event| driver.wait(stream, event)));
+        // Behind the waits, and so in our own stream: the producer's handle may go.
+        let recorded = driver.record(event, stream);
+        match waits.and(recorded) {
+            Ok(()) => Ok(gate),
+            Err(error) => Err((Some(gate), error)),
         }
-        Ok(Gate { stream, second: None, event, slots: Vec::new(), open_since: None })
     }
 
     /// Ends the submission: its word is stored when all of its streams, or with `all` every stream
@@ -386,7 +398,10 @@ impl<D: Driver> Queue for GpuQueue<D> {
         if work.after.is_some() || !work.behind.is_empty() {
             match self.open_gate(work.after, work) {
                 Ok(gate) => open.gate = Some(gate),
-                Err(error) => return Err(self.fail(open, ticket, error)),
+                Err((gate, error)) => {
+                    open.gate = gate;
+                    return Err(self.fail(open, ticket, error));
+                }
             }
         }
         // SAFETY: the caller's contract; the scope is entered.

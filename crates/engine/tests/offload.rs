@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use kvferry_device::conformance::ApplicationStream;
 use kvferry_device::sim::{Fault, SimControl, SimOptions, sim};
-use kvferry_device::{Device, Vendor};
+use kvferry_device::{Device, Error as DeviceError, Vendor};
 use kvferry_engine::{
     BatchId, Buffer, Consumer, Copies, Engine, Error, OffloadMode, Op, Paged, Pages, Part, Path,
     Producer, Range, Reason, State, Strided, SubmitOptions, Target,
@@ -643,6 +643,33 @@ fn whichever_driver_call_fails_every_batch_ends_once_and_the_next_one_works() {
         }
     }
     assert!(failed > 60, "{failed} failures show little");
+}
+
+#[test]
+fn nothing_is_ordered_behind_a_batch_of_which_nobody_knows_when_it_ends() {
+    let (device, control) = simulated();
+    // What a lost device may still use stays registered.
+    let bench = Bench::new(&device, &[("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", "0")], 1 << 20);
+    let (ranges, _) = scattered(&bench, WAYS[0], 100);
+    // Its own queue works and knows nothing of the other one's.
+    let (from, to) = (bench.gpu.addr(), bench.gpu.addr() + (1 << 19));
+    let inside = [Range { local: from, remote: to, len: 4096 }];
+    let id = bench.submit(Op::Write, &inside, &SubmitOptions::default()).expect("submits");
+    assert_eq!(bench.finish(id).0, State::Completed);
+    control.hold();
+    control.fail("store", 0, Fault::Refused);
+    control.fail("store", 1, Fault::Refused);
+    let id = bench.submit(Op::Write, &ranges, &asks(OffloadMode::Kernel)).expect("it has begun");
+    control.forget_failures();
+    let lost = |refused: Result<(), Error>| {
+        assert!(matches!(refused, Err(Error::Device(DeviceError::Call { .. }))), "{refused:?}");
+    };
+    let behind = SubmitOptions { behind: &[id], ..SubmitOptions::default() };
+    lost(bench.submit(Op::Write, &inside, &behind).map(drop));
+    let stream = control.stream();
+    // SAFETY: the stream lives longer than the call.
+    lost(bench.engine.signal(id, unsafe { Consumer::stream(stream.handle()) }));
+    control.release();
 }
 
 #[test]

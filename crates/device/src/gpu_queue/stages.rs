@@ -130,18 +130,15 @@ impl<D: Driver> GpuQueue<D> {
         before.try_for_each(|before| self.device.driver.wait(stream, before.end))
     }
 
-    /// Makes a stream wait for a submission of any queue of the device.
-    pub(super) fn wait_fence(&self, stream: D::Stream, fence: &Fence) -> Result<()> {
-        let driver = &self.device.driver;
-        let event = fence.event.downcast_ref().filter(|_| fence.device == driver.info().uuid);
-        let Some(&event) = event else {
-            return Err(Error::NotOrderable {
-                device: driver.info().to_string(),
-                what: "submission",
-                reason: format!("device {} runs it; wait for it", fence.device),
-            });
-        };
-        driver.wait(stream, event)
+    /// The end event of a submission of any queue of the device.
+    pub(super) fn event_of(&self, fence: &Fence) -> Result<D::Event> {
+        let info = self.device.driver.info();
+        let event = fence.event.downcast_ref().filter(|_| fence.device == info.uuid);
+        event.copied().ok_or_else(|| Error::NotOrderable {
+            device: info.to_string(),
+            what: "submission",
+            reason: format!("device {} runs it; wait for it", fence.device),
+        })
     }
 
     /// Puts events behind all launches that may read the open slot, on both streams.

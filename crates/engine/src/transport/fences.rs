@@ -54,10 +54,19 @@ pub(super) struct Fences {
 
 impl Fences {
     /// Of those that are not done.
-    pub(super) fn of(pending: &[Pending]) -> Self {
-        let lend = |it: &Pending| Some((Arc::clone(&it.lane), it.lane.lock().lend(it.ticket)?));
-        let (lanes, list) = pending.iter().filter_map(lend).unzip();
-        Self { lanes, list }
+    ///
+    /// # Errors
+    /// If nobody knows when one of them ends, because its device is lost.
+    pub(super) fn of(pending: &[Pending]) -> Result<Self> {
+        let mut fences = Self { lanes: Vec::new(), list: Vec::new() };
+        for Pending { lane, ticket } in pending {
+            lane.refuse_unknown(*ticket)?;
+            if let Some(fence) = lane.lock().lend(*ticket) {
+                fences.lanes.push(Arc::clone(lane));
+                fences.list.push(fence);
+            }
+        }
+        Ok(fences)
     }
 
     pub(super) fn list(&self) -> &[Fence] {

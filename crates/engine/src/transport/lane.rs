@@ -113,6 +113,12 @@ impl Lane {
         Ok(())
     }
 
+    /// Refuses to order anything behind a submission of which nobody knows when it ends: the queue takes
+    /// its ticket for one that is done.
+    pub(super) fn refuse_unknown(&self, ticket: Ticket) -> Result<(), kvferry_device::Error> {
+        if ticket == Ticket::NEVER { self.check() } else { Ok(()) }
+    }
+
     pub(super) fn is_lost(&self) -> bool {
         self.lost.get().is_some()
     }

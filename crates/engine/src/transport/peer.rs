@@ -454,7 +454,7 @@ impl Peer {
         overlaps: &mut Overlaps<'_>,
     ) -> Result<Submitted> {
         let parts: Vec<_> = plans.iter().zip(strides).collect();
-        let fences = Fences::of(&behind.pending);
+        let fences = Fences::of(&behind.pending)?;
         let order = Order { after: options.after, behind: fences.list(), paced: &behind.paced };
         let mut all = Submitted::nothing();
         for direction in [None, Some(Direction::Store), Some(Direction::Load)] {
@@ -556,6 +556,7 @@ impl Peer {
 
     pub(crate) fn signal(&self, pending: &[Pending], consumer: Consumer) -> Result<()> {
         for Pending { lane, ticket } in pending {
+            lane.refuse_unknown(*ticket)?;
             lane.lock().signal(*ticket, consumer)?;
         }
         Ok(())
