@@ -646,6 +646,27 @@ fn whichever_driver_call_fails_every_batch_ends_once_and_the_next_one_works() {
 }
 
 #[test]
+fn without_memory_for_another_buffer_a_batch_that_waits_for_nobody_takes_the_kernel() {
+    let (device, control) = simulated();
+    let bench = Bench::new(&device, SMALL, 8 << 20);
+    let stream = control.stream();
+    let (ranges, pieces) = scattered(&bench, WAYS[0], 1024);
+    stream.hold();
+    // SAFETY: the stream lives longer than the call.
+    let after = Some(unsafe { Producer::stream(stream.handle()) });
+    let waits = SubmitOptions { after, ..asks(OffloadMode::Staged) };
+    let held = bench.submit(Op::Write, &ranges, &waits).expect("the first buffer");
+    control.fail("allocate", 0, Fault::OutOfMemory);
+    let id = bench.submit(Op::Write, &ranges, &asks(OffloadMode::Auto)).expect("by the kernel");
+    let choice = bench.engine.choice(id).expect("known").expect("offloaded");
+    assert_eq!(choice.reason, Reason::NoBounce);
+    assert_eq!(bench.finish(id).0, State::Completed);
+    stream.open();
+    assert_eq!(bench.finish(held).0, State::Completed);
+    bench.check(WAYS[0], &ranges, &pieces, &asks(OffloadMode::Staged));
+}
+
+#[test]
 fn nothing_is_ordered_behind_a_batch_of_which_nobody_knows_when_it_ends() {
     let (device, control) = simulated();
     // What a lost device may still use stays registered.

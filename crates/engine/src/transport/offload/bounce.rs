@@ -54,35 +54,46 @@ impl Bounce {
         Self { device, completions, buffers: Vec::new(), most, bytes, chunk }
     }
 
-    /// Makes the first one, if there is none.
+    /// Makes one that a batch may use which waits for its producer, or one which does not, if there is
+    /// none.
     ///
     /// # Errors
     /// The device's.
-    pub(super) fn prepare(&mut self) -> Result<()> {
-        if self.buffers.is_empty() {
+    pub(super) fn prepare(&mut self, gated: bool) -> Result<()> {
+        self.forget_ended();
+        if !self.buffers.iter().any(self.usable(gated)) {
             self.add()?;
         }
         Ok(())
+    }
+
+    fn forget_ended(&mut self) {
+        let completions = &self.completions;
+        for buffer in &mut self.buffers {
+            buffer.last = buffer.last.filter(|&last| !completions.done(last));
+            buffer.gated &= buffer.last.is_some();
+        }
+    }
+
+    /// Whether one more may be used by batches that wait: half of them stay for the others.
+    fn may_wait(&self) -> bool {
+        let waiting = self.buffers.iter().filter(|buffer| buffer.gated).count();
+        waiting < (self.most / 2).max(1)
+    }
+
+    fn usable(&self, gated: bool) -> impl Fn(&Buffer) -> bool + use<> {
+        let may_wait = self.may_wait();
+        move |buffer| if gated { buffer.gated || may_wait } else { !buffer.gated }
     }
 
     /// A buffer that nobody uses, or else one that is free first, as far as that can be told: a batch
     /// that waits for its producer holds up another of its kind, and no other.
     ///
     /// # Errors
-    /// The device's, if there is none yet and no memory for one.
+    /// The device's, if there is none that such a batch may use, and no memory for one.
     pub(super) fn take(&mut self, gated: bool) -> Result<Taken> {
-        let completions = &self.completions;
-        for buffer in &mut self.buffers {
-            buffer.last = buffer.last.filter(|&last| !completions.done(last));
-            buffer.gated &= buffer.last.is_some();
-        }
-        let waiting = self.buffers.iter().filter(|buffer| buffer.gated).count();
-        // Half of them stay for batches that do not wait.
-        let may_wait = waiting < (self.most / 2).max(1);
-        let usable = |buffer: &Buffer| match gated {
-            true => buffer.gated || may_wait,
-            false => !buffer.gated,
-        };
+        self.forget_ended();
+        let (may_wait, usable) = (self.may_wait(), self.usable(gated));
         let idle = self.buffers.iter().position(|buffer| buffer.last.is_none() && usable(buffer));
         let at = match idle {
             Some(at) => at,

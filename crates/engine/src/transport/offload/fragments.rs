@@ -3,7 +3,7 @@
 use kvferry_device::{CompactCopy, CopyDescriptor, CopySource, Rows};
 
 use crate::plan::{Op, Want};
-use crate::transport::place::{Place, Plan};
+use crate::transport::place::Plan;
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,15 +72,14 @@ pub(super) struct Borders {
 impl Borders {
     /// Of all windows that plans use, which all are of one direction.
     pub(super) fn of(plans: &[&Plan<'_>]) -> Self {
-        let starts = |of: fn(&Place) -> &Vec<u64>| {
-            Windows::new(plans.iter().flat_map(|plan| of(plan.place())).copied())
+        let starts = |op_that_reads_local: Op| {
+            Windows::new(plans.iter().flat_map(|plan| {
+                let place = plan.place();
+                let local = plan.op() == op_that_reads_local;
+                if local { &place.local_starts } else { &place.remote_starts }.iter().copied()
+            }))
         };
-        let (local, remote) =
-            (starts(|place| &place.local_starts), starts(|place| &place.remote_starts));
-        match plans.first().map(|plan| plan.op()) {
-            Some(Op::Read) => Self { src: remote, dst: local },
-            _ => Self { src: local, dst: remote },
-        }
+        Self { src: starts(Op::Write), dst: starts(Op::Read) }
     }
 
     /// Where the other end is a buffer.

@@ -263,7 +263,7 @@ impl Offload {
         };
         let mut submitted = Submitted::nothing();
         if choice.mode == OffloadMode::Staged {
-            match lock(&way.bounce).prepare() {
+            match lock(&way.bounce).prepare(order.waits()) {
                 Err(error) if asked.is_some() || !is_out_of_memory(&error) => return Err(error),
                 Err(_) => {
                     choice =

@@ -2,6 +2,7 @@
 
 use kvferry_device::{CompactCopy, CopyDescriptor, CopySource, Rows, Stage, StageSource};
 
+use super::SLOT_DESCRIPTORS;
 use super::fragments::{Borders, Direction, append};
 
 /// Pieces that are read ahead.
@@ -54,8 +55,9 @@ impl Division {
     }
 }
 
-/// Most places where the end of a step cuts a run of host memory, and its alignment with it.
-const CUTS: u64 = 64;
+/// Fewest pieces of a step that is not the last: a quarter of a slot, behind which the next one begins
+/// another.
+const LEAST_STEP: u64 = SLOT_DESCRIPTORS as u64 / 4;
 
 /// Where pieces are packed.
 #[derive(Clone, Copy, Debug)]
@@ -67,10 +69,13 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// Of so much memory, for so many bytes in at most so many pieces.
-    pub(super) fn of(base: u64, memory: u64, bytes: u64, count: u64) -> Self {
+    /// Of so much memory, for so many bytes in at most so many pieces, which are packed in tiles.
+    pub(super) fn of(base: u64, memory: u64, bytes: u64, count: u64, tile_bytes: u64) -> Self {
+        // The end of a step cuts a run of host memory, and its alignment with it; so do those of the short
+        // ones at both ends.
+        let cuts = 4 + count.saturating_add(bytes / tile_bytes) / LEAST_STEP;
         // What alignment takes, at most.
-        let slack = count.saturating_add(CUTS).saturating_mul(2 * WORD);
+        let slack = count.saturating_add(cuts).saturating_mul(2 * WORD);
         if bytes.saturating_add(slack) <= memory {
             return Self { places: [base; 2], bytes: memory, whole: true };
         }
@@ -388,7 +393,7 @@ mod tests {
                 Direction::Load => Borders { src: Windows::new(starts()), ..Borders::default() },
             };
             let division = if divided { Division::of(bytes, bytes, direction) } else { Division::NONE };
-            let buffers = Buffers::of(BUFFER, memory, bytes, pieces.len() as u64);
+            let buffers = Buffers::of(BUFFER, memory, bytes, pieces.len() as u64, TILE);
             let mut source = SliceSource(&pieces);
             let packer = Packer::new(&mut source, direction, &borders, buffers, division, TILE);
             let (copied, steps) = run(packer, slot);
@@ -398,11 +403,33 @@ mod tests {
     }
 
     #[test]
+    fn every_step_moves_something_however_often_slots_cut_a_run() {
+        // Odd, so that each step begins with what its alignment takes, in a buffer that the run just fits.
+        let tile = 16;
+        let bytes = 200 * LEAST_STEP * tile + 1;
+        let piece = [CopyDescriptor { src: (1 << 30) + 15, dst: 1 << 20, len: bytes }];
+        let memory =
+            (bytes..).step_by(16).find(|&memory| Buffers::of(BUFFER, memory, bytes, 1, tile).whole);
+        let buffers = Buffers::of(BUFFER, memory.expect("one that is enough"), bytes, 1, tile);
+        let (mut source, borders) = (SliceSource(&piece), Borders::default());
+        let (direction, division) = (Direction::Store, Division::NONE);
+        let mut packer = Packer::new(&mut source, direction, &borders, buffers, division, tile);
+        let mut slot = vec![CopyDescriptor::default(); LEAST_STEP as usize];
+        let mut moved = 0;
+        while packer.has_next() {
+            let pieces = packer.next(&mut slot).pieces;
+            assert!(pieces > 0, "{moved} of {bytes} moved");
+            moved += slot[..pieces].iter().map(|piece| piece.len).sum::<u64>();
+        }
+        assert_eq!(moved, bytes);
+    }
+
+    #[test]
     fn a_store_begins_with_a_short_step_and_a_load_ends_with_one_too() {
         let steps = |direction, bytes: u64, chunk| {
             let pieces = list(&vec![(0, 64); bytes as usize / 64], direction);
             let (division, borders) = (Division::of(bytes, chunk, direction), Borders::default());
-            let buffers = Buffers::of(BUFFER, 1 << 20, bytes, pieces.len() as u64);
+            let buffers = Buffers::of(BUFFER, 1 << 20, bytes, pieces.len() as u64, TILE);
             let mut source = SliceSource(&pieces);
             run(Packer::new(&mut source, direction, &borders, buffers, division, TILE), 4096).1
         };

@@ -77,8 +77,10 @@ pub(super) struct Steps {
     round: Window,
     /// Something moved in this round.
     moved: bool,
-    /// Not known to have ended when the last step did, or submitted since.
+    /// Not known to have ended when the last step did, or submitted since and then running.
     moving: Vec<Moving>,
+    /// Something was submitted since the last step.
+    submitted: bool,
     /// Rounds in a row that were over the budget.
     bad_rounds: u32,
     /// Rounds in a row that were well under it.
@@ -95,6 +97,7 @@ impl Steps {
             round: Window::default(),
             moved: false,
             moving: Vec::new(),
+            submitted: false,
             bad_rounds: 0,
             good_rounds: 0,
             patience: PATIENCE,
@@ -109,13 +112,16 @@ impl Steps {
     /// A batch was submitted.
     pub(super) fn moves(&mut self, submitted: &Submitted) {
         let Submitted { pending, paced, .. } = submitted;
+        self.submitted = true;
+        // Nobody may ever tell of a step.
+        self.moving.retain(Moving::is_running);
         self.moving.push(Moving { pending: pending.clone(), paced: paced.clone() });
     }
 
     /// A step ended that took `time`. Returns the throttle and by how many percent the p99 was longer,
     /// where that changed something.
     pub(super) fn record(&mut self, time: Duration) -> Option<(u32, f64)> {
-        let beside = !self.moving.is_empty();
+        let beside = std::mem::take(&mut self.submitted) || !self.moving.is_empty();
         self.moving.retain(Moving::is_running);
         self.record_beside(time, beside)
     }
@@ -232,6 +238,20 @@ mod tests {
             steps.record_beside(time, at % 16 == 0);
         }
         assert_eq!(steps.throttle(), 0);
+    }
+
+    #[test]
+    fn batches_that_ended_are_forgotten_also_where_nobody_tells_of_steps() {
+        let mut steps = Steps::new(5);
+        for _ in 0..1000 {
+            steps.moves(&Submitted::nothing());
+        }
+        assert_eq!(steps.moving.len(), 1);
+        // Yet the step that follows was beside them.
+        steps.record(STEP);
+        assert!(steps.moved && steps.calm.times.is_empty());
+        steps.record(STEP);
+        assert_eq!(steps.calm.times.len(), 1);
     }
 
     #[test]

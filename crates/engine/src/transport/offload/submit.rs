@@ -47,7 +47,7 @@ pub(super) fn start_staged(
     let taken = bounce.take(gated)?;
     let values = &way.lane.tuning.values;
     let tile = values.tile_bytes;
-    let buffers = Buffers::of(taken.base, taken.bytes, bytes, count);
+    let buffers = Buffers::of(taken.base, taken.bytes, bytes, count, tile);
     let mut stages = Packer::new(source, direction, borders, buffers, division, tile);
     let mut checked = Ok(());
     let mut check = Some(check);
