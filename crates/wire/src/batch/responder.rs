@@ -376,7 +376,8 @@ impl Responder {
             return self.violated(violation);
         }
         let idle = matches!(self.phase, Phase::Open) && self.requests.is_empty();
-        let still = self.idle.still(idle, self.link.inbox.frames, now);
+        // Nothing but a request keeps a lane: a peer may send other frames for ever.
+        let still = self.idle.still(idle, self.last, now);
         let limit = self.settings.limits.idle_ms;
         if limit > 0 && still >= Duration::from_millis(limit.into()) {
             self.draining = true;

@@ -147,6 +147,41 @@ fn an_idle_lane_says_goodbye() {
     );
 }
 
+#[test]
+fn a_lane_without_requests_is_retired_whatever_else_its_peer_sends() {
+    let (mut here, mut there) = opened();
+    let request = here.submit(encoded(Op::Write, 10)).unwrap();
+    serve!(there, &drain!(here));
+    there.finish(request, Status::new(Code::NotAllowed, "")).unwrap();
+    drain!(there);
+    // A payload that nobody wants any more, and the sign of life of a lane that has work.
+    let mut noise = Vec::new();
+    frame::Data { offset: 0, length: 1, checksum: 0 }.encode(&mut noise, request);
+    noise.push(0);
+    frame::encode(&mut noise, Kind::Ping, 1, |_| {});
+    for second in 0..=120 {
+        assert!(!said_goodbye(&drain!(there)), "after {second} s");
+        serve!(there, &noise);
+        there.tick(Duration::from_secs(second));
+    }
+    assert!(said_goodbye(&drain!(there)));
+    serve!(there, &noise);
+    there.tick(Duration::from_secs(121));
+    there.tick(Duration::from_secs(122));
+    assert_eq!(there.closed(), Some(&Closed::Retired));
+}
+
+/// Whether one of these frames without payload is a goodbye.
+fn said_goodbye(mut frames: &[u8]) -> bool {
+    while let [a, b, c, d, kind, ..] = *frames {
+        if kind == 0x17 {
+            return true;
+        }
+        frames = &frames[HEADER_LENGTH + u32::from_le_bytes([a, b, c, d]) as usize..];
+    }
+    false
+}
+
 const PROGRESS_MS: u64 = 300;
 
 /// Of frames that fill a slot each, with a progress time.
