@@ -81,12 +81,14 @@ impl Lane {
         Self { machine, stream, began: Instant::now() }
     }
 
-    /// Asks for all of the buffer.
-    fn ask(&mut self, there: &Served, op: wire::Op, progress_ms: u32) -> u64 {
+    /// Asks for all of the buffer, so many times over.
+    fn ask(&mut self, there: &Served, op: wire::Op, times: usize, progress_ms: u32) -> u64 {
         let segments = [there.segment()];
         let part = Part::whole(1);
         let mut encoder = Encoder::new(Vec::new(), op, Form::Ranges, part, progress_ms, &segments);
-        encoder.range(wire::Range { segment: 0, offset: 0, length: LEN });
+        for _ in 0..times {
+            encoder.range(wire::Range { segment: 0, offset: 0, length: LEN });
+        }
         self.machine.submit(encoder.finish().expect("a request")).expect("there is room")
     }
 
@@ -135,7 +137,7 @@ fn a_peer_that_pings_and_moves_nothing_keeps_memory_and_slots_for_no_longer_than
         // None, and 49 days; the lane goes on, as nothing was against the protocol.
         for progress_ms in [0, u32::MAX] {
             let start = Instant::now();
-            let request = lane.ask(&there, op, progress_ms);
+            let request = lane.ask(&there, op, 1, progress_ms);
             let outcome = lane.end(request);
             let Outcome::Failed(Status { code, .. }) = outcome else { panic!("{outcome:?}") };
             assert_eq!(code, Code::TimedOut, "{op:?} {progress_ms}");
@@ -154,4 +156,24 @@ fn a_peer_that_pings_and_moves_nothing_keeps_memory_and_slots_for_no_longer_than
     let id = here.submit(&target, Op::Read, &range).expect("submits");
     assert_eq!(here.wait(id, PATIENCE).expect("known").state, State::Completed);
     drop(lane);
+}
+
+/// Bytes that this process has held at once, at most.
+fn most_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("it is there");
+    let kibibytes = line.trim().trim_end_matches("kB").trim().parse::<u64>().expect("a number");
+    kibibytes << 10
+}
+
+#[test]
+fn a_peer_whose_slots_are_tiny_costs_no_memory_for_each_of_its_frames() {
+    let there = Served::start(&kvferry_device::host().expect("host memory"));
+    let mut lane = Lane::open(&there, Limits { slot_bytes: 1, ..Limits::default() });
+    let before = most_memory();
+    let request = lane.ask(&there, wire::Op::Read, 4, 0);
+    assert!(matches!(lane.end(request), Outcome::Failed(Status { code: Code::TimedOut, .. })));
+    // There would be 16 million frames.
+    let grown = most_memory() - before;
+    assert!(grown < 128 << 20, "{grown} bytes for a request that nobody takes");
 }
