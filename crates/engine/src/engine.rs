@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use kvferry_device::nvtx::Nvtx;
 use kvferry_device::{Consumer, Device, Export, MadeBy};
-use rustix::event::{EventfdFlags, eventfd};
 
 use crate::batch::{AllPending, BatchId, BatchStatus, Batches, End, Holds, Path, State, Told};
 use crate::buffer::Buffer;
@@ -571,26 +570,13 @@ impl Engine {
     }
 
     /// A descriptor that becomes readable when batches end: an eventfd whose counter grows by one
-    /// for each. Starts a thread that watches batches; without this call there is none.
+    /// for each that runs now or begins later. Starts a thread that watches batches; without this call
+    /// there is none.
     ///
     /// # Errors
-    /// [`Error::System`] if there are no more descriptors or threads.
+    /// [`Error::System`] if there are no more descriptors or threads; a later call tries again.
     pub fn event_fd(self: &Arc<Self>) -> Result<BorrowedFd<'_>> {
-        if let Some(notifier) = self.notifier.get() {
-            return Ok(notifier.fd());
-        }
-        let failed = |call| move |reason: String| Error::System { call, reason };
-        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let fd = fd.map_err(|error| failed("eventfd")(error.to_string()))?;
-        let notifier = Arc::new(Notifier::new(fd));
-        if self.notifier.set(Arc::clone(&notifier)).is_ok() {
-            let engine = Arc::downgrade(self);
-            std::thread::Builder::new()
-                .name("kvferry-notify".into())
-                .spawn(move || notifier.run(&engine))
-                .map_err(|error| failed("thread")(error.to_string()))?;
-        }
-        Ok(self.notifier.get().expect("set above").fd())
+        Notifier::started(&self.notifier, self).map(|notifier| notifier.fd())
     }
 
     /// Bytes of pinned memory that the engine holds for itself.

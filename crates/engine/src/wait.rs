@@ -2,10 +2,14 @@
 //! a thread of its own, which sleeps while nothing runs.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use rustix::event::{EventfdFlags, eventfd};
+
 use crate::engine::Engine;
+use crate::error::{Error, Result};
 
 /// How long a wait polls before it gives the processor away: about what a small batch takes.
 const SPIN: Duration = Duration::from_micros(30);
@@ -31,9 +35,36 @@ pub(crate) struct Notifier {
     woken: Condvar,
 }
 
+/// Held while one is started: what `started` gives out has its thread, whoever made it.
+static STARTING: Mutex<()> = Mutex::new(());
+
 impl Notifier {
-    pub(crate) fn new(fd: OwnedFd) -> Self {
-        Self { fd, work: Mutex::default(), woken: Condvar::new() }
+    /// The engine's one, which is kept in `place`; started if there is none.
+    ///
+    /// # Errors
+    /// [`Error::System`] if there are no more descriptors or threads; nothing is left of it then.
+    pub(crate) fn started<'a>(
+        place: &'a OnceLock<Arc<Self>>,
+        engine: &Arc<Engine>,
+    ) -> Result<&'a Arc<Self>> {
+        if let Some(notifier) = place.get() {
+            return Ok(notifier);
+        }
+        let _alone = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(notifier) = place.get() {
+            return Ok(notifier);
+        }
+        let failed = |call| move |reason: String| Error::System { call, reason };
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let fd = fd.map_err(|error| failed("eventfd")(error.to_string()))?;
+        let notifier = Arc::new(Self { fd, work: Mutex::default(), woken: Condvar::new() });
+        let (run, engine) = (Arc::clone(&notifier), Arc::downgrade(engine));
+        let thread = Builder::new().name("kvferry-notify".into()).spawn(move || run.run(&engine));
+        thread.map_err(|error| failed("thread")(error.to_string()))?;
+        let notifier = place.get_or_init(|| notifier);
+        // Batches that run already told nobody.
+        notifier.wake();
+        Ok(notifier)
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {

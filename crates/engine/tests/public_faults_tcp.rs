@@ -1,9 +1,6 @@
 //! Faults of other engines over TCP, between two engines of this process. The numbers are those of
 //! the project's list of failure cases.
 
-#[path = "common/relay.rs"]
-mod relay;
-
 mod common;
 
 use std::net::TcpListener;
@@ -17,7 +14,7 @@ use kvferry_engine::{
     BatchStatus, Buffer, Config, Engine, Error, Listener, Op, Path, Range, State, Strided, Target,
 };
 
-use relay::Relay;
+use common::relay::Relay;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

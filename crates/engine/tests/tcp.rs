@@ -17,6 +17,8 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
+use common::relay::Relay;
+
 const PATIENCE: Duration = Duration::from_secs(60);
 const LEN: u64 = 4 << 20;
 
@@ -553,15 +555,15 @@ fn a_peer_that_listens_no_more_ends_every_batch_with_a_reason() {
 #[test]
 fn lanes_that_were_idle_or_cut_connect_again_without_losing_a_batch() {
     let there = Served::start(&host(), SMALL);
-    let proxy = Proxy::start(there.address());
+    let relay = Relay::start(there.listener.address(), 0);
     let engine = Engine::new(config(SMALL), vec![host()]).expect("an engine");
     let local = engine.allocate(&engine.devices()[0], LEN).expect("memory");
-    let target = engine.open_tcp("peer", there.engine.segment(), &proxy.address).expect("opens");
+    let target = engine.open_tcp("peer", there.engine.segment(), &relay.address).expect("opens");
     let range = [Range { local: local.addr(), remote: there.buffer.addr(), len: LEN }];
     for _ in 0..5 {
         let id = engine.submit(&target, Op::Write, &range).expect("submits");
         assert_eq!(engine.wait(id, PATIENCE).expect("known").state, State::Completed);
-        proxy.cut();
+        relay.cut();
     }
 }
 
@@ -570,11 +572,11 @@ fn connections_cut_at_any_byte_lose_no_byte_and_leave_no_batch_open() {
     let mut random = random();
     for (here, there) in [(host(), gpu().0), (gpu().0, host())] {
         let there = Served::start(&there, SMALL);
-        let proxy = Proxy::start(there.address());
+        let relay = Relay::start(there.listener.address(), 0);
         let engine = Engine::new(config(SMALL), vec![here]).expect("an engine");
         let local = engine.allocate(&engine.devices()[0], LEN).expect("memory");
         let target =
-            engine.open_tcp("peer", there.engine.segment(), &proxy.address).expect("opens");
+            engine.open_tcp("peer", there.engine.segment(), &relay.address).expect("opens");
         let range = [Range { local: local.addr(), remote: there.buffer.addr(), len: LEN }];
         let (mut completed, mut failed) = (0, 0);
         for round in 0..30 {
@@ -585,7 +587,7 @@ fn connections_cut_at_any_byte_lose_no_byte_and_leave_no_batch_open() {
             };
             let bytes = noise(&mut random);
             source.write(0, &bytes).expect("inside");
-            proxy.cut_after(random.random_range(1..2 * LEN));
+            relay.cut_after(random.random_range(1..2 * LEN));
             let id = engine.submit(&target, op, &range).expect("submits");
             match engine.wait(id, PATIENCE).expect("known").state {
                 State::Completed => {
@@ -598,7 +600,8 @@ fn connections_cut_at_any_byte_lose_no_byte_and_leave_no_batch_open() {
                 state => panic!("{state:?}"),
             }
         }
-        println!("{completed} completed, {failed} failed");
+        println!("{completed} completed, {failed} failed, {} cuts", relay.cuts());
+        assert!(relay.cuts() > 0, "nothing was cut");
         assert!(completed >= 25, "a cut connection is made again");
     }
 }
@@ -625,12 +628,12 @@ fn a_peer_that_stops_in_the_middle_fails_its_batches_and_no_other_peers() {
     let knobs = [SMALL, &[("MC_TCP_STATUS_TIMEOUT_SEC", "2")]].concat();
     let (device, _control) = gpu();
     let (slow, fast) = (Served::start(&host(), &knobs), Served::start(&host(), &knobs));
-    let proxy = Proxy::start(slow.address());
+    let relay = Relay::start(slow.listener.address(), 0);
     let engine = Engine::new(config(&knobs), vec![Arc::clone(&device)]).expect("an engine");
     let local = engine.allocate(&device, LEN).expect("memory");
-    let stops = engine.open_tcp("slow", slow.engine.segment(), &proxy.address).expect("opens");
+    let stops = engine.open_tcp("slow", slow.engine.segment(), &relay.address).expect("opens");
     let goes = engine.open_tcp("fast", fast.engine.segment(), &fast.address()).expect("opens");
-    proxy.stop_after(LEN / 3);
+    relay.stop_after(LEN / 3);
     let range =
         |there: &Served| [Range { local: local.addr(), remote: there.buffer.addr(), len: LEN }];
     let start = Instant::now();
@@ -747,93 +750,4 @@ fn garbage_and_a_thousand_idle_connections_cost_only_themselves() {
         std::thread::park_timeout(Duration::from_millis(300));
     }
     drop(idle);
-}
-
-/// Between a lane and its peer: passes bytes on, until it is told to cut or to stop.
-struct Proxy {
-    address: String,
-    control: Arc<ProxyControl>,
-}
-
-#[derive(Default)]
-struct ProxyControl {
-    /// Bytes to the peer until all connections are cut; 0 for never.
-    cut_after: std::sync::atomic::AtomicU64,
-    /// Bytes until nothing is passed on any more.
-    stop_after: std::sync::atomic::AtomicU64,
-    passed: std::sync::atomic::AtomicU64,
-    open: std::sync::Mutex<Vec<TcpStream>>,
-}
-
-impl Proxy {
-    fn start(to: String) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        let control = Arc::new(ProxyControl::default());
-        let shared = Arc::clone(&control);
-        std::thread::spawn(move || {
-            for client in listener.incoming() {
-                let (Ok(client), Ok(server)) = (client, TcpStream::connect(&to)) else { continue };
-                let mut open = shared.open.lock().unwrap();
-                open.push(client.try_clone().unwrap());
-                open.push(server.try_clone().unwrap());
-                drop(open);
-                for (from, to) in
-                    [(client.try_clone().unwrap(), server.try_clone().unwrap()), (server, client)]
-                {
-                    let shared = Arc::clone(&shared);
-                    std::thread::spawn(move || shared.pass(from, to));
-                }
-            }
-        });
-        Self { address, control }
-    }
-
-    fn cut(&self) {
-        self.control.cut();
-    }
-
-    fn cut_after(&self, bytes: u64) {
-        use std::sync::atomic::Ordering::SeqCst;
-        self.control.passed.store(0, SeqCst);
-        self.control.cut_after.store(bytes, SeqCst);
-    }
-
-    fn stop_after(&self, bytes: u64) {
-        self.control.stop_after.store(bytes, std::sync::atomic::Ordering::SeqCst);
-    }
-}
-
-impl ProxyControl {
-    fn cut(&self) {
-        for stream in self.open.lock().unwrap().drain(..) {
-            let _ = stream.shutdown(std::net::Shutdown::Both);
-        }
-    }
-
-    fn pass(&self, mut from: TcpStream, mut to: TcpStream) {
-        use std::sync::atomic::Ordering::SeqCst;
-        let mut buffer = vec![0; 16 << 10];
-        while let Ok(count @ 1..) = from.read(&mut buffer) {
-            let passed = self.passed.fetch_add(count as u64, SeqCst) + count as u64;
-            let (cut, stop) = (self.cut_after.load(SeqCst), self.stop_after.load(SeqCst));
-            if cut > 0 && passed >= cut {
-                self.cut_after.store(0, SeqCst);
-                self.cut();
-                break;
-            }
-            if stop > 0 && passed >= stop {
-                // Holds the connection open and passes nothing on, until the peer gives up.
-                let mut sink = [0; 1];
-                while from.peek(&mut sink).is_ok_and(|count| count > 0) {
-                    std::thread::park_timeout(Duration::from_millis(100));
-                }
-                break;
-            }
-            if to.write_all(&buffer[..count]).is_err() {
-                break;
-            }
-        }
-        let _ = to.shutdown(std::net::Shutdown::Both);
-    }
 }

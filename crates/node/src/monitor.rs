@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags};
 use crate::error::NodeError;
 use crate::socket::{self, Wake};
 
+/// The thread. Whoever opens peers has it, and so does each [`Watch`], whose peer may outlive that.
 #[derive(Debug)]
 pub(crate) struct Monitor {
     shared: Arc<Shared>,
@@ -24,7 +25,7 @@ pub(crate) struct Monitor {
 /// A peer is watched until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    shared: Arc<Shared>,
+    monitor: Arc<Monitor>,
     key: u64,
 }
 
@@ -49,24 +50,24 @@ struct Watched {
 }
 
 impl Monitor {
-    pub(crate) fn start() -> Result<Self, NodeError> {
+    pub(crate) fn start() -> Result<Arc<Self>, NodeError> {
         let wake = Wake::new().map_err(|error| NodeError::system("eventfd", error))?;
         let shared = Arc::new(Shared { wake, state: Mutex::default() });
         let watching = Arc::clone(&shared);
         let thread = Builder::new().name("kvferry-monitor".into()).spawn(move || watching.run());
         let thread = thread.map_err(|error| NodeError::system("starting a thread", error))?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Arc::new(Self { shared, thread: Some(thread) }))
     }
 
     /// Declares `target` lost as soon as the other end of `socket` closes.
-    pub(crate) fn watch(&self, socket: Arc<OwnedFd>, target: Target) -> Watch {
+    pub(crate) fn watch(self: &Arc<Self>, socket: Arc<OwnedFd>, target: Target) -> Watch {
         let mut state = self.shared.state();
         let key = state.next;
         state.next += 1;
         state.peers.insert(key, Watched { socket, target });
         drop(state);
         self.shared.wake.raise();
-        Watch { shared: Arc::clone(&self.shared), key }
+        Watch { monitor: Arc::clone(self), key }
     }
 }
 
@@ -76,19 +77,14 @@ impl Drop for Monitor {
         self.shared.wake.raise();
         // A panic there was reported when it happened.
         let _ = self.thread.take().map(JoinHandle::join);
-        let left = std::mem::take(&mut self.shared.state().peers);
-        for Watched { socket, target } in left.into_values() {
-            socket::shut_down(&*socket);
-            target.close("the node that opened it was closed here");
-        }
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        let watched = self.shared.state().peers.remove(&self.key);
+        let watched = self.monitor.shared.state().peers.remove(&self.key);
         if watched.is_some() {
-            self.shared.wake.raise();
+            self.monitor.shared.wake.raise();
         }
     }
 }

@@ -43,12 +43,16 @@ impl Default for NodeOptions {
     }
 }
 
-/// An engine under a name. Dropping it ends its threads and connections: its peers see it as lost,
-/// and the peers that it opened are lost here.
+/// An engine under a name. Dropping it ends what it serves: nobody opens it any more, and the peers
+/// that opened it see it as lost.
+///
+/// The peers that it opened are not its own. A [`Peer`] works as long as it is kept, with or without
+/// the node; of a [`MooncakePeer`] the transfers run on the node's threads, and end with them as
+/// [`TransferError::Closed`](crate::TransferError::Closed).
 #[derive(Debug)]
 pub struct Node {
     local: Arc<Local>,
-    monitor: Monitor,
+    monitor: Arc<Monitor>,
     _handshake: Service,
     _exports: Service,
     mooncake: Option<Mooncake>,

@@ -6,7 +6,8 @@ use crate::error::NodeError;
 use crate::handshake;
 use crate::monitor::Watch;
 
-/// An opened peer. Keep it as long as its target is used: it is what notices the peer's death.
+/// An opened peer. Keep it as long as its target is used: it is what notices the peer's death. It
+/// needs the engine of the node that opened it, and not the node.
 #[derive(Debug)]
 pub struct Peer {
     address: Address,

@@ -31,6 +31,11 @@ fn closed_connections_peers_and_nodes_leave_no_descriptor_and_no_thread() {
             say_unix(&exports_of(&there.extension()), &bytes);
         }
         drop(peers);
+        // A peer that outlives the node that opened it.
+        let opener = Side::new(4096);
+        let kept = opener.node.open(there.node.name()).unwrap();
+        drop(opener);
+        assert!(kept.is_alive());
     }
     eventually("everything is given back", || all() == before);
 }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use common::{PATIENCE, Side, eventually};
-use kvferry_engine::{Engine, Error, Op, State};
+use kvferry_engine::{Config, Engine, Error, Op, Range, State};
 use kvferry_node::{Node, NodeError, NodeOptions};
 use kvferry_wire::handshake::{Kind, encode};
 use kvferry_wire::segment::{self, Descriptor};
@@ -73,11 +73,31 @@ fn a_node_that_closes_is_noticed() {
 }
 
 #[test]
-fn targets_are_lost_when_the_node_that_opened_them_closes() {
-    let (here, there) = (Side::new(4096), Side::new(4096));
-    let peer = here.node.open(there.node.name()).unwrap();
-    drop(here.node);
-    assert!(!peer.is_alive());
+fn a_peer_works_as_long_as_it_is_kept_whatever_becomes_of_the_node_that_opened_it() {
+    let (one, there) = (Side::new(4096), Side::new(4096));
+    let mut far = Config::default();
+    far.force_tcp = true;
+    let other = Side::configured(4096, far, &NodeOptions::default());
+    let peers = [&one, &other].map(|side| side.node.open(there.node.name()).unwrap());
+    let sides = [one, other].map(|Side { node, engine, buffer }| {
+        assert_eq!(Arc::strong_count(&node), 1);
+        drop(node);
+        (engine, buffer)
+    });
+    there.buffer.write(0, &[7; 4096]).unwrap();
+    for ((engine, buffer), peer) in sides.iter().zip(&peers) {
+        assert!(peer.is_alive());
+        peer.refresh().unwrap();
+        let range = [Range { local: buffer.addr(), remote: there.buffer.addr(), len: 4096 }];
+        let id = engine.submit(peer.target(), Op::Read, &range).unwrap();
+        assert_eq!(engine.wait(id, PATIENCE).unwrap().state, State::Completed);
+        let mut found = [0; 4096];
+        buffer.read(0, &mut found).unwrap();
+        assert_eq!(found, [7; 4096]);
+    }
+    // Its death is still noticed, where it would be with a node.
+    drop(there.node);
+    eventually("the peer is lost", || !peers[0].is_alive());
 }
 
 #[test]

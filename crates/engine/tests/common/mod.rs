@@ -3,6 +3,8 @@
 // Each test is a program of its own and uses some of it.
 #![allow(dead_code)]
 
+pub(crate) mod relay;
+
 use kvferry_device::{DeviceUuid, Export};
 use kvferry_engine::{AllocationKey, Config, Exports, ExportsError, Mismatch, Probe};
 

@@ -91,6 +91,11 @@ impl Link {
         self.granted
     }
 
+    /// Whether the other side may send payload now, as far as it is this side's.
+    pub(super) fn takes(&self) -> bool {
+        !self.held && (self.granted > 0 || self.inbox.is_landing())
+    }
+
     /// Takes a credit back for a DATA frame that came.
     pub(super) fn use_credit(&mut self, request: u64) -> Result<(), Violation> {
         // One that the other side was not told of cannot be what it used.

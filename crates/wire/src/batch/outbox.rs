@@ -58,6 +58,8 @@ pub(super) struct Outbox {
     pub(super) credits: u32,
     /// Bytes that were handed to the socket, ever.
     pub(super) sent: u64,
+    /// Those of them that were payload.
+    pub(super) payload_sent: u64,
     /// DATA frames that were begun, ever.
     pub(super) begun: u64,
     /// Credits that came, ever: the other side is done with that many DATA frames.
@@ -115,6 +117,7 @@ impl Outbox {
         let moved = (count - framing).min((payload.length - payload.sent) as usize) as u32;
         payload.sent += moved;
         self.sent += u64::from(moved);
+        self.payload_sent += u64::from(moved);
         if payload.sent < payload.length {
             return None;
         }

@@ -126,7 +126,8 @@ pub struct Request<'a> {
     pub op: Op,
     /// Which share of a transfer it is.
     pub part: Part,
-    /// Milliseconds without progress after which the responder's host is told so; 0 for never.
+    /// Milliseconds that the responder may wait for the initiator's bytes or credits while nothing
+    /// moves; 0, or more than the responder's own, for those of its limits.
     pub progress_ms: u32,
     /// Bytes of the payload.
     pub length: u64,

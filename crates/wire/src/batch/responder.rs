@@ -57,7 +57,9 @@ pub enum Event<'a> {
         /// The request.
         request: u64,
     },
-    /// The request has made no progress for as long as it allows.
+    /// The request has waited for the peer, and nothing moved, for as long as it or this side's
+    /// [`progress_ms`](Limits::progress_ms) allows, whichever is less:
+    /// [`finish`](Responder::finish) it, or the peer keeps what it uses for as long as it likes.
     Overdue {
         /// The request.
         request: u64,
@@ -89,6 +91,7 @@ mod frames;
 struct Open {
     op: Op,
     length: u64,
+    /// How long it may wait for the peer.
     progress_ms: u32,
     /// Bytes that arrived, of a WRITE, or that were offered, of a READ.
     moved: u64,
@@ -373,7 +376,8 @@ impl Responder {
             return self.violated(violation);
         }
         let idle = matches!(self.phase, Phase::Open) && self.requests.is_empty();
-        let still = self.idle.still(idle, self.link.inbox.frames, now);
+        // Nothing but a request keeps a lane: a peer may send other frames for ever.
+        let still = self.idle.still(idle, self.last, now);
         let limit = self.settings.limits.idle_ms;
         if limit > 0 && still >= Duration::from_millis(limit.into()) {
             self.draining = true;
@@ -386,10 +390,18 @@ impl Responder {
         let mut moved = 0u64;
         for (&request, open) in &mut self.requests {
             moved = moved.wrapping_add(open.moved);
-            let moved = self.link.progress(request, moved);
-            let active = open.progress_ms > 0 && open.is_served() && !open.overdue;
+            // It waits for the peer: for its bytes, or for it to take some. Offers go one behind the
+            // other whosever they are, so any that goes is progress.
+            let (waits, moved) = match open.op {
+                Op::Write => {
+                    let moved = self.link.progress(request, moved);
+                    (open.moved < open.length && self.link.takes(), moved)
+                }
+                Op::Read => (self.link.outbox.holds(request), self.link.outbox.payload_sent),
+            };
+            let active = waits && open.is_served() && !open.overdue;
             let still = open.progress.still(active, moved, now);
-            if active && still >= Duration::from_millis(open.progress_ms.into()) {
+            if still >= Duration::from_millis(open.progress_ms.into()) {
                 open.overdue = true;
                 self.events.push_back(Told::Overdue(request));
             }

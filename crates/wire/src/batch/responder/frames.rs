@@ -214,10 +214,13 @@ impl Responder {
         }
         let body = Request::decode(op, self.link.inbox.body(), &self.settings.limits)
             .map_err(|error| Violation::Request { request, error })?;
+        // What the peer says may only be less: it must not decide for how long it may do nothing.
+        let ours = self.settings.limits.progress_ms;
+        let progress_ms = if body.progress_ms == 0 { ours } else { body.progress_ms.min(ours) };
         let open = Open {
             op,
             length: body.length,
-            progress_ms: body.progress_ms,
+            progress_ms,
             moved: 0,
             cancelled: false,
             status: None,

@@ -110,19 +110,14 @@ fn a_request_without_progress_is_cancelled_and_then_the_lane_is_closed() {
     let mut encoder =
         Encoder::new(Vec::new(), Op::Read, Form::Ranges, Part::whole(1), 300, &SEGMENTS);
     encoder.range(Range { segment: 0, offset: 0, length: 10 });
-    let request = here.submit(encoder.finish().unwrap()).unwrap();
-    let mut overdue = false;
+    here.submit(encoder.finish().unwrap()).unwrap();
     for step in 0..30 {
         let now = Duration::from_millis(step * 50);
         here.tick(now);
         there.tick(now);
-        feed!(there, &drain!(here));
-        while let Some(event) = there.event() {
-            overdue |= event == responder::Event::Overdue { request };
-        }
+        serve!(there, &drain!(here));
         feed!(here, &drain!(there));
     }
-    assert!(overdue);
     let what = "a cancelled request was not answered";
     assert_eq!(violation(here.closed()), Violation::Silence { what, milliseconds: 300 });
 }
@@ -150,6 +145,41 @@ fn an_idle_lane_says_goodbye() {
     assert!(
         core::iter::from_fn(|| here.event()).any(|it| it == initiator::Event::Begun { request })
     );
+}
+
+#[test]
+fn a_lane_without_requests_is_retired_whatever_else_its_peer_sends() {
+    let (mut here, mut there) = opened();
+    let request = here.submit(encoded(Op::Write, 10)).unwrap();
+    serve!(there, &drain!(here));
+    there.finish(request, Status::new(Code::NotAllowed, "")).unwrap();
+    drain!(there);
+    // A payload that nobody wants any more, and the sign of life of a lane that has work.
+    let mut noise = Vec::new();
+    frame::Data { offset: 0, length: 1, checksum: 0 }.encode(&mut noise, request);
+    noise.push(0);
+    frame::encode(&mut noise, Kind::Ping, 1, |_| {});
+    for second in 0..=120 {
+        assert!(!said_goodbye(&drain!(there)), "after {second} s");
+        serve!(there, &noise);
+        there.tick(Duration::from_secs(second));
+    }
+    assert!(said_goodbye(&drain!(there)));
+    serve!(there, &noise);
+    there.tick(Duration::from_secs(121));
+    there.tick(Duration::from_secs(122));
+    assert_eq!(there.closed(), Some(&Closed::Retired));
+}
+
+/// Whether one of these frames without payload is a goodbye.
+fn said_goodbye(mut frames: &[u8]) -> bool {
+    while let [a, b, c, d, kind, ..] = *frames {
+        if kind == 0x17 {
+            return true;
+        }
+        frames = &frames[HEADER_LENGTH + u32::from_le_bytes([a, b, c, d]) as usize..];
+    }
+    false
 }
 
 const PROGRESS_MS: u64 = 300;
@@ -254,4 +284,97 @@ fn a_write_that_is_gone_waits_for_its_frames_to_be_taken_and_not_for_those_of_la
     }
     // Its two credits came before the ticks at 200 and 400 ms.
     assert_eq!(cancelled, Some(800));
+}
+
+/// Of frames that fill a slot each; `progress_ms` is what the initiator says.
+fn patient(op: Op, progress_ms: u32) -> Encoded {
+    let (form, part) = (Form::Ranges, Part::whole(9));
+    let mut encoder = Encoder::new(Vec::new(), op, form, part, progress_ms, &SEGMENTS);
+    encoder.range(Range { segment: 0, offset: 0, length: 10 * 64 });
+    encoder.finish().unwrap()
+}
+
+/// When the responder, whose progress time is 1000 ms, says that a request is overdue whose initiator
+/// sends nothing but pings: in ms, looked at every 50, of the first three seconds.
+fn overdue(op: Op, progress_ms: u32, mut host: impl FnMut(&mut Responder, u64)) -> Option<u64> {
+    let (mut here, mut there) = opened();
+    let request = here.submit(patient(op, progress_ms)).unwrap();
+    serve!(there, &drain!(here));
+    (0..=60).map(|step| step * 50).find(|&now| {
+        host(&mut there, request);
+        there.tick(Duration::from_millis(now));
+        let mut ping = Vec::new();
+        frame::encode(&mut ping, Kind::Ping, now, |_| {});
+        drain!(there);
+        let events = serve!(there, &ping);
+        assert_eq!(there.closed(), None, "{now}");
+        events.iter().any(|event| event.contains("Overdue"))
+    })
+}
+
+#[test]
+fn a_peer_that_pings_and_moves_nothing_is_waited_for_no_longer_than_this_side_says() {
+    // A peer may ask for less, and for no more.
+    for (progress_ms, expected) in [(0, 1000), (300, 300), (1000, 1000), (u32::MAX, 1000)] {
+        // No payload comes of a WRITE.
+        assert_eq!(overdue(Op::Write, progress_ms, |_, _| {}), Some(expected), "{progress_ms}");
+        // One credit came with the hello, and no other one.
+        let mut offered = false;
+        let found = overdue(Op::Read, progress_ms, |there, request| {
+            if !core::mem::replace(&mut offered, true) {
+                there.offer(request, 64, 0).unwrap();
+                there.offer(request, 64, 0).unwrap();
+            }
+        });
+        assert_eq!(found, Some(expected + 50), "{progress_ms}: from the frame that had a credit");
+    }
+}
+
+#[test]
+fn time_that_the_responder_itself_takes_is_not_the_peers() {
+    // It has not made the payload of a READ ready.
+    assert_eq!(overdue(Op::Read, 300, |_, _| {}), None);
+    // It cannot read for lack of a slot.
+    assert_eq!(overdue(Op::Write, 300, |there, _| there.hold(true)), None);
+    // It copies what came, and gives no credit until then.
+    let (mut here, mut there) = opened();
+    let request = here.submit(patient(Op::Write, 300)).unwrap();
+    serve!(there, &drain!(here));
+    for _ in 0..3 {
+        here.offer(request, 64, 0).unwrap();
+    }
+    serve!(there, &drain!(here));
+    assert_eq!(there.granted(), 0);
+    let ticks = |there: &mut Responder, from: u64| {
+        (from..from + 20).any(|step| {
+            there.tick(Duration::from_millis(step * 50));
+            let mut ping = Vec::new();
+            frame::encode(&mut ping, Kind::Ping, step, |_| {});
+            serve!(there, &ping).iter().any(|event| event.contains("Overdue"))
+        })
+    };
+    assert!(!ticks(&mut there, 0));
+    there.grant(1);
+    assert!(ticks(&mut there, 20), "now it is the peer's turn");
+}
+
+#[test]
+fn a_read_whose_payload_goes_credit_by_credit_is_not_overdue() {
+    let (mut here, mut there) = opened();
+    let request = here.submit(patient(Op::Read, 300)).unwrap();
+    serve!(there, &drain!(here));
+    // All of it is ready at once, as host memory is.
+    for _ in 0..10 {
+        there.offer(request, 64, 0).unwrap();
+    }
+    for step in 0..10 {
+        there.tick(Duration::from_millis(step * 200));
+        let events = serve!(there, &drain!(here));
+        assert!(!events.iter().any(|event| event.contains("Overdue")), "{step}: {events:?}");
+        feed!(here, &drain!(there));
+        here.grant(1);
+    }
+    there.finish(request, Status::DONE).unwrap();
+    feed!(here, &drain!(there));
+    assert_eq!(ends(&mut here), [(request, Outcome::Done)]);
 }

@@ -18,6 +18,10 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(100);
 /// left to apply behind the last, or a quarter of a large request, so that submissions are few.
 const EXTENT: u64 = 1 << 20;
 
+/// Offers of a request in host memory that wait to be sent. Each costs memory, and the peer says how
+/// short they are: of one byte, if it likes.
+const OFFERS: usize = 16;
+
 impl Channel {
     /// Payload is whole: applies it.
     pub(in super::super) fn arrived<E: End>(&mut self, end: &mut E, landing: &Landing) {
@@ -97,6 +101,9 @@ impl Channel {
             }
             let length = (it.layout.length / 4).max(EXTENT).min(most).min(it.left());
             let Home::Device(device) = it.layout.home else {
+                if it.outstanding >= OFFERS {
+                    return;
+                }
                 let checksum = match agreed.checksums {
                     true => {
                         let (mut sum, mut from) = (Checksum::new(), it.cursor);
