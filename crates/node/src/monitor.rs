@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use kvferry_device::MadeBy;
 use kvferry_engine::Target;
 use rustix::event::{PollFd, PollFlags};
 
@@ -19,6 +20,8 @@ use crate::socket::{self, Wake};
 pub(crate) struct Monitor {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    /// A fork has no such thread, and leaves its locks alone.
+    made_by: MadeBy,
 }
 
 /// A peer is watched until this is dropped.
@@ -26,6 +29,7 @@ pub(crate) struct Monitor {
 pub(crate) struct Watch {
     shared: Arc<Shared>,
     key: u64,
+    made_by: MadeBy,
 }
 
 #[derive(Debug)]
@@ -55,7 +59,7 @@ impl Monitor {
         let watching = Arc::clone(&shared);
         let thread = Builder::new().name("kvferry-monitor".into()).spawn(move || watching.run());
         let thread = thread.map_err(|error| NodeError::system("starting a thread", error))?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, thread: Some(thread), made_by: MadeBy::this_process() })
     }
 
     /// Declares `target` lost as soon as the other end of `socket` closes.
@@ -66,12 +70,15 @@ impl Monitor {
         state.peers.insert(key, Watched { socket, target });
         drop(state);
         self.shared.wake.raise();
-        Watch { shared: Arc::clone(&self.shared), key }
+        Watch { shared: Arc::clone(&self.shared), key, made_by: self.made_by }
     }
 }
 
 impl Drop for Monitor {
     fn drop(&mut self) {
+        if !self.made_by.is_this_process() {
+            return std::mem::forget(self.thread.take());
+        }
         self.shared.state().stop = true;
         self.shared.wake.raise();
         // A panic there was reported when it happened.
@@ -86,6 +93,9 @@ impl Drop for Monitor {
 
 impl Drop for Watch {
     fn drop(&mut self) {
+        if !self.made_by.is_this_process() {
+            return;
+        }
         let watched = self.shared.state().peers.remove(&self.key);
         if watched.is_some() {
             self.shared.wake.raise();
