@@ -41,7 +41,7 @@ impl Buffer {
     /// order with it.
     ///
     /// # Errors
-    /// [`Error::BadRegion`] if it leaves the buffer.
+    /// [`Error::BadRegion`] if it leaves the buffer, [`Error::OtherProcess`].
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let addr = self.inside(offset, bytes.len())?;
         // SAFETY: `[addr, addr + bytes.len())` lies in memory that this buffer owns. Peers may
@@ -53,7 +53,7 @@ impl Buffer {
     /// meanwhile has no order with it.
     ///
     /// # Errors
-    /// [`Error::BadRegion`] if it leaves the buffer.
+    /// As [`Buffer::write`].
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
         let addr = self.inside(offset, bytes.len())?;
         // SAFETY: as in `write`.
@@ -61,6 +61,7 @@ impl Buffer {
     }
 
     fn inside(&self, offset: u64, len: usize) -> Result<u64> {
+        self.engine.check_process()?;
         let end = offset.checked_add(len as u64).filter(|&end| end <= self.len);
         end.map(|_| self.addr + offset)
             .ok_or(Error::BadRegion { addr: self.addr.wrapping_add(offset), len: len as u64 })
@@ -69,10 +70,11 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Err(error) = self.engine.unregister(self.addr) {
-            // Something may still copy to or from it.
+        let Err(error) = self.engine.unregister(self.addr) else { return };
+        // Something may still copy to or from it, and in a fork it is the parent's.
+        std::mem::forget(self.memory.take());
+        if !matches!(error, Error::OtherProcess { .. }) {
             tracing::error!(%error, bytes = self.len, "a buffer was dropped while in use; its memory is leaked");
-            std::mem::forget(self.memory.take());
         }
     }
 }

@@ -181,6 +181,7 @@ impl Engine {
     /// # Errors
     /// [`Error::UnknownRegion`], [`Error::PinnedBudget`], and the device's.
     pub fn lock_host(&self, addr: u64, device: &Arc<dyn Device>) -> Result<()> {
+        self.check_process()?;
         let region = self.registry.pin_at(addr).ok_or(Error::UnknownRegion { addr })?;
         if region.region().allocation.device != device.info().uuid {
             self.registry.lock_host(region.region().allocation, device)?;
@@ -193,8 +194,12 @@ impl Engine {
         self.registry.pinned()
     }
 
-    /// What peers need to know of the registered memory, now.
+    /// What peers need to know of the registered memory, now. A fork of the process that made the
+    /// engine has none to give: there it is empty.
     pub fn segment(&self) -> Segment {
+        if self.check_process().is_err() {
+            return self.empty_segment();
+        }
         self.registry.segment(self.incarnation, &self.devices)
     }
 
@@ -203,6 +208,7 @@ impl Engine {
     /// # Errors
     /// [`Error::UnknownAllocation`] if no registered region lies in it.
     pub fn export(&self, allocation: AllocationKey) -> Result<Export> {
+        self.check_process()?;
         self.registry.export(&self.devices, allocation)
     }
 
@@ -238,23 +244,27 @@ impl Engine {
     /// # Errors
     /// None today; as [`Engine::open`].
     pub fn local(&self) -> Result<Target> {
-        self.check_process()?;
-        let segment = Segment {
+        // What is in this process is found in its own table.
+        self.open("this engine", self.empty_segment(), Arc::new(NoExports))
+    }
+
+    fn empty_segment(&self) -> Segment {
+        Segment {
             incarnation: self.incarnation,
             process: Identity::of_process(),
-            pid: std::process::id(),
-            // What is in this process is found in its own table.
+            pid: self.made_by.process(),
             allocations: Vec::new(),
             regions: Vec::new(),
-        };
-        self.open("this engine", segment, Arc::new(NoExports))
+        }
     }
 
     /// Tells how long the model's last step on a device took, the device by its position in
     /// [`Engine::devices`]; call it as each step ends. [`crate::Policy::Tail`] needs it: it compares
-    /// steps beside transfers with steps beside none. Others ignore it.
+    /// steps beside transfers with steps beside none. Others ignore it, and so does a fork.
     pub fn record_step(&self, device: usize, time: Duration) {
-        self.peer.record_step(device, time);
+        if self.check_process().is_ok() {
+            self.peer.record_step(device, time);
+        }
     }
 
     /// Opens a peer's segment as a target that is reached by TCP, by lanes to the peer's
@@ -445,8 +455,12 @@ impl Engine {
         self.peer.signal(&steps, consumer)
     }
 
-    /// A fork has copies of locks that may be held for ever, so none is taken there.
-    fn check_process(&self) -> Result<()> {
+    /// Refuses a fork of the process that made the engine, as every call does that may say so: a fork
+    /// has copies of locks that may be held for ever, so none is taken there.
+    ///
+    /// # Errors
+    /// [`Error::OtherProcess`].
+    pub fn check_process(&self) -> Result<()> {
         match self.made_by.is_this_process() {
             true => Ok(()),
             false => Err(Error::OtherProcess { owner: self.made_by.process() }),
@@ -507,6 +521,7 @@ impl Engine {
     /// # Errors
     /// [`Error::UnknownBatch`].
     pub fn choice(&self, id: BatchId) -> Result<Option<Choice>> {
+        self.check_process()?;
         self.batches.choice(id)
     }
 
@@ -576,11 +591,16 @@ impl Engine {
     /// # Errors
     /// [`Error::System`] if there are no more descriptors or threads; a later call tries again.
     pub fn event_fd(self: &Arc<Self>) -> Result<BorrowedFd<'_>> {
+        self.check_process()?;
         Notifier::started(&self.notifier, self).map(|notifier| notifier.fd())
     }
 
-    /// Bytes of pinned memory that the engine holds for itself.
+    /// Bytes of pinned memory that the engine holds for itself. A fork is told of none, here and
+    /// below.
     pub fn pinned_bytes(&self) -> u64 {
+        if self.check_process().is_err() {
+            return 0;
+        }
         self.peer.pinned_bytes() + self.of_tcp(Tcp::pinned_bytes)
     }
 
@@ -593,11 +613,17 @@ impl Engine {
     /// Bytes of device memory that staged offload passes through, made so far
     /// (`MC_KVFERRY_OFFLOAD_BOUNCE_MB`).
     pub fn bounce_bytes(&self) -> u64 {
-        self.peer.bounce_bytes()
+        match self.check_process() {
+            Ok(()) => self.peer.bounce_bytes(),
+            Err(_) => 0,
+        }
     }
 
-    /// What the engine has done and holds now.
+    /// What the engine has done and holds now; in a fork, what it had done.
     pub fn statistics(&self) -> Statistics {
+        if self.check_process().is_err() {
+            return self.counters.snapshot();
+        }
         let (regions, registered_bytes) = self.registry.total();
         let (mappings, mapped_peers) = self.mappings.total();
         Statistics {
@@ -616,6 +642,9 @@ impl Engine {
 
     /// A number of the TCP transport's, if there is one.
     fn of_tcp(&self, number: impl Fn(&Tcp) -> u64) -> u64 {
+        if self.check_process().is_err() {
+            return 0;
+        }
         let tcp = self.tcp.lock().unwrap_or_else(PoisonError::into_inner);
         tcp.as_ref().map_or(0, |tcp| number(tcp))
     }

@@ -25,8 +25,10 @@ pub struct Lease {
 
 impl Engine {
     /// Leases the part of `[addr, addr + len)` that lies in the region which holds `addr`; none if
-    /// no region does, or the range is empty. Regions that touch are leased one by one.
+    /// no region does, or the range is empty. Regions that touch are leased one by one. A fork gets
+    /// none.
     pub fn lease(&self, addr: u64, len: u64) -> Option<Lease> {
+        self.check_process().ok()?;
         let pin = self.registry().pin_at(addr)?;
         let region = pin.region();
         let len = len.min(region.len - (addr - region.addr));

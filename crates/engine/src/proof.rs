@@ -385,6 +385,7 @@ impl Engine {
     /// # Errors
     /// [`Error::UnknownDevice`]; [`Error::Device`] if there is no memory left.
     pub fn lend(&self, device: DeviceUuid) -> Result<Loan> {
+        self.check_process()?;
         let devices = self.devices();
         let index = devices.iter().position(|owner| owner.info().uuid == device);
         let index = index.ok_or_else(|| {

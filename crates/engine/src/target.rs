@@ -241,13 +241,26 @@ impl Target {
         self.inner.incarnation
     }
 
+    /// Refuses a fork of the process that opened the target.
+    ///
+    /// # Errors
+    /// [`Error::OtherProcess`].
+    pub fn check_process(&self) -> Result<()> {
+        match self.inner.made_by.is_this_process() {
+            true => Ok(()),
+            false => Err(Error::OtherProcess { owner: self.inner.made_by.process() }),
+        }
+    }
+
     /// Takes a newer segment of the same engine. Mappings of allocations that are gone close with
     /// their last batch.
     ///
     /// # Errors
-    /// [`Error::BadSegment`] if it contradicts itself or is another engine's.
+    /// [`Error::BadSegment`] if it contradicts itself or is another engine's,
+    /// [`Error::OtherProcess`].
     pub fn refresh(&self, segment: Segment) -> Result<()> {
         let inner = &self.inner;
+        self.check_process()?;
         if segment.incarnation != inner.incarnation {
             let reason = format!(
                 "it is of engine {}, this target of {}",
@@ -265,7 +278,7 @@ impl Target {
     }
 
     /// Declares the peer dead. New submissions fail; running batches end as failed once their
-    /// copies are quiet; mappings close after that.
+    /// copies are quiet; mappings close after that. In a fork nothing happens.
     pub fn lose(&self, reason: &str) {
         if self.end(reason) {
             tracing::warn!(peer = %self.inner.name, reason, "peer lost");
@@ -281,6 +294,9 @@ impl Target {
 
     /// Whether this call ended it.
     fn end(&self, reason: &str) -> bool {
+        if self.check_process().is_err() {
+            return false;
+        }
         let ended = self.inner.lost.set(reason.to_owned()).is_ok();
         if ended {
             self.inner.cache.release(self.inner.keeper, |_| false);
@@ -327,8 +343,11 @@ impl Target {
         Ok(())
     }
 
-    /// How many of its allocations are mapped here now.
+    /// How many of its allocations are mapped here now; in a fork none is.
     pub fn open_count(&self) -> usize {
+        if self.check_process().is_err() {
+            return 0;
+        }
         self.inner.cache.count(self.inner.keeper)
     }
 

@@ -1369,6 +1369,7 @@ fn b49_a_fork_is_refused_at_once_and_harms_nothing() {
     let target = engine.local().expect("itself");
     let range = [Range { local: one.addr(), remote: other.addr(), len: 4096 }];
     one.write(0, &[7; 4096]).expect("inside");
+    let key = engine.segment().allocations[0].key;
     control.hold();
     let id = engine.submit(&target, Op::Write, &range).expect("submits");
     let owner = std::process::id();
@@ -1388,7 +1389,19 @@ fn b49_a_fork_is_refused_at_once_and_harms_nothing() {
             && refused(engine.cancel(id).err())
             && refused(engine.wait(id, LONG).err())
             && refused(engine.release(id).err())
-            && refused(engine.listen(([127, 0, 0, 1], 0).into()).err());
+            && refused(engine.listen(([127, 0, 0, 1], 0).into()).err())
+            && refused(engine.choice(id).err())
+            && refused(engine.event_fd().err())
+            && refused(engine.lock_host(one.addr(), &device).err())
+            && refused(engine.export(key).err())
+            && refused(engine.lend(device.info().uuid).err())
+            && refused(one.read(0, &mut [0]).err())
+            && refused(target.refresh(engine.segment()).err())
+            && engine.segment().regions.is_empty()
+            && engine.statistics().regions == 0
+            && engine.pinned_bytes() == 0
+            && engine.lease(one.addr(), 1).is_none();
+        engine.record_step(0, LONG);
         drop((target, one, other, engine));
         // SAFETY: it ends this process.
         unsafe { libc::_exit(if all { 42 } else { 1 }) };

@@ -5,6 +5,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
+use kvferry_device::MadeBy;
 use kvferry_wire::exchange::{self, Decoder, ExchangeError, MAX_DESCRIPTORS, Message};
 use rustix::io::Errno;
 
@@ -69,11 +70,14 @@ pub(crate) struct Channel {
     fds: VecDeque<OwnedFd>,
     /// Some of such a message's had no room.
     lost: bool,
+    /// A fork has the same connection, and does not end it.
+    made_by: MadeBy,
 }
 
 impl Channel {
     pub(crate) fn new(socket: Arc<OwnedFd>) -> Self {
-        Self { socket, decoder: Decoder::new(), fds: VecDeque::new(), lost: false }
+        let (decoder, fds, made_by) = (Decoder::new(), VecDeque::new(), MadeBy::this_process());
+        Self { socket, decoder, fds, lost: false, made_by }
     }
 
     /// Sends a message with its descriptors, as many as [`Message::descriptors`] says.
@@ -151,7 +155,9 @@ impl Channel {
 impl Drop for Channel {
     /// The other side and our own monitor learn of it at once, whoever else holds the socket.
     fn drop(&mut self) {
-        socket::shut_down(&*self.socket);
+        if self.made_by.is_this_process() {
+            socket::shut_down(&*self.socket);
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use kvferry_device::MadeBy;
 use kvferry_engine::Target;
 use rustix::event::{PollFd, PollFlags};
 
@@ -20,6 +21,8 @@ use crate::socket::{self, Wake};
 pub(crate) struct Monitor {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    /// A fork has no such thread, and leaves its locks alone.
+    made_by: MadeBy,
 }
 
 /// A peer is watched until this is dropped.
@@ -56,7 +59,8 @@ impl Monitor {
         let watching = Arc::clone(&shared);
         let thread = Builder::new().name("kvferry-monitor".into()).spawn(move || watching.run());
         let thread = thread.map_err(|error| NodeError::system("starting a thread", error))?;
-        Ok(Arc::new(Self { shared, thread: Some(thread) }))
+        let made_by = MadeBy::this_process();
+        Ok(Arc::new(Self { shared, thread: Some(thread), made_by }))
     }
 
     /// Declares `target` lost as soon as the other end of `socket` closes.
@@ -73,6 +77,9 @@ impl Monitor {
 
 impl Drop for Monitor {
     fn drop(&mut self) {
+        if !self.made_by.is_this_process() {
+            return std::mem::forget(self.thread.take());
+        }
         self.shared.state().stop = true;
         self.shared.wake.raise();
         // A panic there was reported when it happened.
@@ -82,6 +89,9 @@ impl Drop for Monitor {
 
 impl Drop for Watch {
     fn drop(&mut self) {
+        if !self.monitor.made_by.is_this_process() {
+            return;
+        }
         let watched = self.monitor.shared.state().peers.remove(&self.key);
         if watched.is_some() {
             self.monitor.shared.wake.raise();

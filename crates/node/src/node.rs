@@ -150,6 +150,7 @@ impl Node {
     /// [`NodeError::Unreachable`] for a peer on another host, [`NodeError::Exports`],
     /// [`NodeError::OtherUser`], [`NodeError::Engine`].
     pub fn open(&self, name: &str) -> Result<Peer, NodeError> {
+        self.local.engine.check_process()?;
         let address = Address::of_peer(name)?;
         let descriptor = handshake::fetch(&address)?;
         self.open_descriptor(name, address, descriptor)
@@ -161,6 +162,7 @@ impl Node {
     /// # Errors
     /// [`NodeError::Descriptor`] for more memory than a descriptor may hold.
     pub fn segment(&self) -> Result<Vec<u8>, NodeError> {
+        self.local.engine.check_process()?;
         let failed = |error| NodeError::Descriptor { peer: self.name().to_owned(), error };
         self.local.descriptor().map_err(failed)
     }
@@ -170,6 +172,7 @@ impl Node {
     /// # Errors
     /// As [`Node::open`].
     pub fn open_segment(&self, segment: &[u8]) -> Result<Peer, NodeError> {
+        self.local.engine.check_process()?;
         let refused = |error| NodeError::Descriptor { peer: "a segment".into(), error };
         let descriptor = kvferry_wire::segment::parse(segment).map_err(refused)?;
         let name = descriptor.name.clone();
@@ -216,6 +219,7 @@ impl Node {
     /// [`NodeError::BadAddress`], [`NodeError::Handshake`], [`NodeError::Descriptor`],
     /// [`NodeError::NoDataPort`], [`NodeError::MooncakeRefused`].
     pub fn open_mooncake(&self, name: &str) -> Result<MooncakePeer, NodeError> {
+        self.local.engine.check_process()?;
         let mooncake = self.mooncake.as_ref().ok_or(NodeError::MooncakeRefused)?;
         mooncake.open(name, &self.local.engine)
     }

@@ -43,6 +43,7 @@ impl Peer {
     /// [`NodeError::PeerRestarted`] if another engine answers; the target is then lost, and
     /// opening the name again gives one that works. Otherwise the target stays as it was.
     pub fn refresh(&self) -> Result<(), NodeError> {
+        self.target.check_process()?;
         let peer = self.name();
         let descriptor = handshake::fetch(&self.address)?;
         let expected = self.target.incarnation();

@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use kvferry_device::MadeBy;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
@@ -42,6 +43,8 @@ pub(crate) struct ServiceOptions {
 pub(crate) struct Service {
     control: Arc<Control>,
     acceptor: Option<JoinHandle<()>>,
+    /// A fork has none of its threads, and what it listens on is the parent's.
+    made_by: MadeBy,
 }
 
 #[derive(Debug)]
@@ -65,12 +68,15 @@ impl Service {
         let acceptor =
             Builder::new().name(options.name.into()).spawn(move || accept(&listener, workers));
         let acceptor = acceptor.map_err(|error| NodeError::system("starting a thread", error))?;
-        Ok(Self { control, acceptor: Some(acceptor) })
+        Ok(Self { control, acceptor: Some(acceptor), made_by: MadeBy::this_process() })
     }
 }
 
 impl Drop for Service {
     fn drop(&mut self) {
+        if !self.made_by.is_this_process() {
+            return std::mem::forget(self.acceptor.take());
+        }
         self.control.stop.store(true, Ordering::Release);
         self.control.wake.raise();
         // The thread ends its workers; a panic there was reported when it happened.

@@ -130,8 +130,12 @@ impl MooncakePeer {
         &self.inner.name
     }
 
-    /// First byte and bytes of each buffer that it serves, by address, as last fetched.
+    /// First byte and bytes of each buffer that it serves, by address, as last fetched. A fork is
+    /// told of none.
     pub fn buffers(&self) -> Vec<(u64, u64)> {
+        if self.inner.engine.check_process().is_err() {
+            return Vec::new();
+        }
         self.inner.buffers().to_vec()
     }
 
@@ -154,6 +158,7 @@ impl MooncakePeer {
     pub fn submit(&self, op: Op, ranges: &[Range]) -> Result<Transfer, TransferError> {
         let submitted = Instant::now();
         let inner = &self.inner;
+        inner.engine.check_process().map_err(NodeError::from)?;
         if self.is_restarted() {
             return Err(TransferError::Restarted { peer: inner.name.clone() });
         }
@@ -191,7 +196,17 @@ impl MooncakePeer {
     /// # Errors
     /// [`NodeError::PeerRestarted`] if another process answers; this peer is of no use then.
     pub fn refresh(&self) -> Result<(), NodeError> {
+        self.inner.engine.check_process()?;
         self.inner.refresh()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.engine.check_process().is_err() {
+            // A fork has the parent's poller: a connection that it closed would be polled no more.
+            std::mem::forget(Arc::clone(&self.pool));
+        }
     }
 }
 

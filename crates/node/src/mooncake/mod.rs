@@ -22,6 +22,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvferry_device::MadeBy;
 use kvferry_engine::Engine;
 use tokio::runtime::{Handle, Runtime};
 
@@ -52,6 +53,8 @@ pub(crate) struct Mooncake {
     /// Taken only by `Drop`.
     runtime: Option<Runtime>,
     handle: Handle,
+    /// A fork has none of the runtime's threads, and the same poller.
+    made_by: MadeBy,
 }
 
 /// How long a header or a status may take, and how long a payload may take for each 256 KiB, or for
@@ -93,7 +96,7 @@ impl Mooncake {
         };
         runtime.spawn(server::accept(Arc::clone(local), listener, limits));
         let handle = runtime.handle().clone();
-        Ok(Self { runtime: Some(runtime), handle })
+        Ok(Self { runtime: Some(runtime), handle, made_by: MadeBy::this_process() })
     }
 
     /// Opens a peer for transfers by `engine`.
@@ -105,6 +108,9 @@ impl Mooncake {
 impl Drop for Mooncake {
     fn drop(&mut self) {
         let Some(runtime) = self.runtime.take() else { return };
+        if !self.made_by.is_this_process() {
+            return std::mem::forget(runtime);
+        }
         // On a thread of its own: a runtime may not be waited for inside another one, where the
         // application may be now.
         let ended = std::thread::Builder::new()

@@ -1,6 +1,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use kvferry_device::MadeBy;
 use kvferry_engine::{Engine, Error, Op};
 
 use super::error::TransferError;
@@ -28,24 +29,33 @@ pub struct Transfer {
 struct Shared {
     state: Mutex<TransferState>,
     ended: Condvar,
+    /// In a fork nothing ends it.
+    made_by: MadeBy,
 }
 
 impl Transfer {
     /// One that runs, and what ends it.
     pub(super) fn begin(count: Count) -> (Self, Ending) {
         let state = Mutex::new(TransferState::Running);
-        let shared = Arc::new(Shared { state, ended: Condvar::new() });
+        let (ended, made_by) = (Condvar::new(), MadeBy::this_process());
+        let shared = Arc::new(Shared { state, ended, made_by });
         let ending = Ending { shared: Arc::clone(&shared), outcome: OnceLock::new(), count };
         (Self { shared }, ending)
     }
 
-    /// Where it is now. Does not block.
+    /// Where it is now. Does not block. In a fork it has failed: it is the parent's.
     pub fn poll(&self) -> TransferState {
+        if !self.shared.made_by.is_this_process() {
+            return TransferState::Failed(TransferError::Closed);
+        }
         self.shared.state().clone()
     }
 
     /// Waits until it ends or the time is over; then it is still `Running`.
     pub fn wait(&self, timeout: Duration) -> TransferState {
+        if !self.shared.made_by.is_this_process() {
+            return self.poll();
+        }
         let running = |state: &mut TransferState| *state == TransferState::Running;
         let waited = self.shared.ended.wait_timeout_while(self.shared.state(), timeout, running);
         waited.unwrap_or_else(PoisonError::into_inner).0.clone()

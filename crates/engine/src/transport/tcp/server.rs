@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use kvferry_device::MadeBy;
 use kvferry_wire::Id;
 use kvferry_wire::batch::{
     Answer, Claim, Closed, Code, Entry, Hello, Lanes, Nonce, Op, Refusal, Request, Responder,
@@ -39,6 +40,8 @@ pub struct Listener {
     address: SocketAddr,
     door: Arc<Door>,
     authenticated: bool,
+    /// A fork leaves its tasks and their locks alone.
+    made_by: MadeBy,
 }
 
 /// What the connections of a listener share.
@@ -83,9 +86,12 @@ impl Listener {
         self.door.rejected.load(Ordering::Relaxed)
     }
 
-    /// Lanes that are open.
+    /// Lanes that are open; none is in a fork.
     pub fn lanes(&self) -> usize {
-        self.door.table().lanes.len()
+        match self.made_by.is_this_process() {
+            true => self.door.table().lanes.len(),
+            false => 0,
+        }
     }
 
     /// Requests that were done.
@@ -125,12 +131,16 @@ impl Listener {
         };
         let task = accept(listener, Arc::clone(tcp), Arc::clone(registry), Arc::clone(&door));
         thread.spawn(task);
-        Ok(Self { address: bound, door, authenticated: tcp.key.is_some() })
+        let made_by = MadeBy::this_process();
+        Ok(Self { address: bound, door, authenticated: tcp.key.is_some(), made_by })
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
+        if !self.made_by.is_this_process() {
+            return;
+        }
         let mut table = self.door.table();
         table.closed = true;
         table.all.iter().filter_map(Weak::upgrade).for_each(|wake| wake.notify_one());

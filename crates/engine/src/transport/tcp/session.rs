@@ -7,6 +7,7 @@ use std::fmt::{self, Debug};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use kvferry_device::MadeBy;
 use kvferry_wire::Id;
 use kvferry_wire::batch::{Closed, Initiator, Nonce, Refusal, Violation, initiator};
 use tokio::net::TcpStream;
@@ -34,6 +35,8 @@ const RETRIES: [Duration; 3] =
 /// The lanes to one engine at one address. Dropping it ends them once nothing is open.
 pub(crate) struct Session {
     pub(super) shared: Arc<SessionShared>,
+    /// A fork leaves its lanes and their locks alone.
+    made_by: MadeBy,
 }
 
 impl Debug for Session {
@@ -104,7 +107,7 @@ impl Session {
         for (index, thread) in threads.iter().enumerate() {
             thread.spawn(Lane::new(Arc::clone(&shared), index).run());
         }
-        Ok(Arc::new(Self { shared }))
+        Ok(Arc::new(Self { shared, made_by: MadeBy::this_process() }))
     }
 
     /// Queues a job for whichever lane comes first.
@@ -158,6 +161,9 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        if !self.made_by.is_this_process() {
+            return;
+        }
         self.shared.queue().closed = true;
         self.shared.wake();
     }
