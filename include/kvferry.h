@@ -44,13 +44,13 @@ enum {
     KVFERRY_INVALID_ARGUMENT = 1,
     /* The handle, address, device or name is unknown, or is gone. */
     KVFERRY_NOT_FOUND = 2,
-    /* It is still in use: wait and try again. */
+    /* It is still in use, or not ready yet: wait and try again. */
     KVFERRY_BUSY = 3,
     /* A knob (MC_...) has a value that it does not accept. */
     KVFERRY_BAD_SETTING = 4,
     /* No device or transport connects both ends. */
     KVFERRY_UNREACHABLE = 5,
-    /* The peer is gone, or does not answer. */
+    /* The peer is gone, does not answer, or gave an answer that cannot be used. */
     KVFERRY_PEER_LOST = 6,
     /* A device call failed. */
     KVFERRY_DEVICE_ERROR = 7,
@@ -64,7 +64,7 @@ enum {
     KVFERRY_FORKED = 11,
     /* A fault of kvferry's own; please report the text of last_error. */
     KVFERRY_INTERNAL = 12,
-    /* cancel ended the batch before all of it was moved. */
+    /* cancel, or destroy, ended the batch before all of it was moved. */
     KVFERRY_CANCELLED = 13
 };
 
@@ -316,7 +316,9 @@ typedef struct kvferry_api {
     kvferry_status (*submit_paged)(kvferry_target target, uint32_t opcode,
                                    const kvferry_paged *forms, size_t count,
                                    const kvferry_submit_options *options, kvferry_batch *batch);
-    /* Requests to any targets of one engine, in one batch. */
+    /* Requests to any targets of one engine, in one batch. Where they are to several targets, or of
+     * both opcodes, a position that last_error names may count those of one target and opcode alone:
+     * it says so, and gives the address. */
     kvferry_status (*submit_requests)(kvferry_engine engine, const kvferry_request *requests,
                                       size_t count, const kvferry_submit_options *options,
                                       kvferry_batch *batch);

@@ -177,6 +177,9 @@ pub(super) unsafe extern "C" fn register_memory(
     served: *mut u32,
 ) -> Status {
     call(|| {
+        if !served.is_null() {
+            out("served", served)?;
+        }
         let plugin = plugin::find(engine)?;
         // SAFETY: the caller promises, as the header says, that the memory stays until it is
         // unregistered.
@@ -273,7 +276,7 @@ pub(super) unsafe extern "C" fn import_segment(
         // SAFETY: the caller's contract, as in the header.
         let segment = unsafe { list("segment", segment.cast::<u8>(), size) }?;
         let plugin = plugin::find(engine)?;
-        let peer = plugin.node.open_segment(segment)?;
+        let peer = plugin.node.open_segment(segment).map_err(Refusal::of_descriptor)?;
         // SAFETY: as above.
         unsafe { put("target", target, plugin.add_target(engine, peer)) }
     })
@@ -287,7 +290,7 @@ pub(super) unsafe extern "C" fn export_segment(
 ) -> Status {
     call(|| {
         let plugin = plugin::find(engine)?;
-        let exported = plugin.node.segment()?;
+        let exported = plugin.node.segment().map_err(Refusal::of_descriptor)?;
         if !needed.is_null() {
             // SAFETY: the caller's contract, as in the header.
             unsafe { put("needed", needed, exported.len()) }?;

@@ -83,10 +83,13 @@ pub(super) unsafe fn put_needed(
     if to.is_null() && size > 0 {
         return Err(Refusal::invalid(format!("text is NULL, for {size} bytes")));
     }
+    if !needed.is_null() {
+        out("needed", needed)?;
+    }
     // SAFETY: the caller's contract.
     let needs = unsafe { put_text(text, to, size) };
     if !needed.is_null() {
-        // SAFETY: the caller's contract.
+        // SAFETY: aligned, as was checked; the rest is the caller's contract.
         unsafe { needed.write(needs) };
     }
     match needs <= size || size == 0 && !needed.is_null() {

@@ -4,8 +4,8 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use kvferry_engine::{
-    BatchId, Consumer, Copies, OffloadMode, Op, Paged, Pages, Part, Path, Producer, Range, State,
-    Strided, SubmitOptions,
+    BatchId, Consumer, Copies, Error, OffloadMode, Op, Paged, Pages, Part, Path, Producer, Range,
+    State, Strided, SubmitOptions,
 };
 
 use super::guard::{self, call, list, out, put, put_structure, structure};
@@ -71,18 +71,19 @@ pub(super) unsafe extern "C" fn paged(
     call(|| {
         // SAFETY: the caller's contract, as in the header.
         let forms = unsafe { list("forms", from, count) }?;
-        let form = |form: &types::Paged| {
+        let form = |(at, form): (usize, &types::Paged)| {
+            let numbered = |refusal: Refusal| refusal.at("form", at);
             Ok(Paged {
                 // SAFETY: as above.
-                local: unsafe { pages(&form.local) }?,
+                local: unsafe { pages(&form.local) }.map_err(numbered)?,
                 // SAFETY: as above.
-                remote: unsafe { pages(&form.remote) }?,
+                remote: unsafe { pages(&form.remote) }.map_err(numbered)?,
                 layers: form.layers,
                 rows: form.rows,
                 row_bytes: form.row_bytes,
             })
         };
-        let forms = forms.iter().map(form).collect::<Result<Vec<_>, Refusal>>()?;
+        let forms = forms.iter().enumerate().map(form).collect::<Result<Vec<_>, Refusal>>()?;
         // SAFETY: as above.
         unsafe { to_one(target, opcode, (&forms).into(), options, batch) }
     })
@@ -173,7 +174,8 @@ fn group(engine: EngineHandle, requests: &[types::Request]) -> Result<Vec<Group>
             continue;
         }
         for (at, request) in (first..).zip(chunk) {
-            let (op, target) = (op(request.opcode)?, request.target);
+            let op = op(request.opcode).map_err(|refusal| refusal.at("request", at))?;
+            let target = request.target;
             if request.reserved != 0 {
                 return Err(Refusal::invalid(format!("request {at}: a reserved field is set")));
             }
@@ -261,7 +263,12 @@ unsafe fn submit(
     let behind: Vec<_> = behind.iter().map(|batch| BatchId::from_bits(batch.id)).collect();
     let without_kernel = given.without_kernel != 0;
     let options = SubmitOptions { after, behind: &behind, without_kernel, offload };
-    let id = plugin.engine.submit_parts(parts, &options)?;
+    let id = plugin.engine.submit_parts(parts, &options).map_err(|error| match error {
+        Error::Range(_) if parts.len() > 1 => Refusal::invalid(format!(
+            "{error}; positions count the requests of one target and opcode"
+        )),
+        error => error.into(),
+    })?;
     // SAFETY: the caller's contract.
     unsafe { put("batch", batch, BatchHandle { engine, id: id.to_bits() }) }
 }
@@ -388,12 +395,8 @@ mod tests {
                     1 => requests[at].reserved = 1,
                     _ => requests[at].target.engine = 8,
                 }
-                let refused = group(9, &requests).err().expect("it is wrong");
-                assert!(
-                    wrong == 0 || refused.text.contains(&format!("request {at}:")),
-                    "{}",
-                    refused.text
-                );
+                let text = group(9, &requests).err().expect("it is wrong").text;
+                assert!(text.starts_with(&format!("request {at}: ")), "{text}");
             }
         }
     }

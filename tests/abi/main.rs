@@ -1,6 +1,7 @@
 //! The C ABI as C sees it: the header's structures are the library's, and no sequence of calls with
 //! wrong, stale or foreign arguments does anything but answer.
 
+mod answers;
 mod calls;
 
 use std::ffi::{CStr, CString, c_char};

@@ -187,6 +187,7 @@ static void misuse(kvferry_engine engine, kvferry_target target, uint64_t memory
     IS(api->create(NULL, NULL), KVFERRY_INVALID_ARGUMENT);
     IS(api->open(engine, NULL, &target), KVFERRY_INVALID_ARGUMENT);
     IS(api->open(engine, "not an address", &target), KVFERRY_INVALID_ARGUMENT);
+    IS(api->import_segment(engine, "garbage", 7, &target), KVFERRY_INVALID_ARGUMENT);
     IS(api->name(engine, text, sizeof text, NULL), KVFERRY_INVALID_ARGUMENT);
     IS(api->name(engine, NULL, sizeof text, NULL), KVFERRY_INVALID_ARGUMENT);
     IS(api->name(engine + 100, text, sizeof text, NULL), KVFERRY_NOT_FOUND);
@@ -201,10 +202,13 @@ static void misuse(kvferry_engine engine, kvferry_target target, uint64_t memory
     IS(api->submit_ranges(target, KVFERRY_WRITE, &range, 1, &options, &batch), KVFERRY_INVALID_ARGUMENT);
     options.struct_size = 3;
     IS(api->submit_ranges(target, KVFERRY_WRITE, &range, 1, &options, &batch), KVFERRY_INVALID_ARGUMENT);
+    kvferry_request requests[2] = {{KVFERRY_WRITE, 0, memory, target, 0, 0}, {7, 0, memory, target, 0, 0}};
+    IS(api->submit_requests(engine, requests, 2, NULL, &batch), KVFERRY_INVALID_ARGUMENT);
+    char why[256];
+    CHECK(api->last_error(why, sizeof why) > 1 && strstr(why, "request 1: opcode 7"));
     const char *bad[] = {"MC_KVFERRY_STREAMS=many"};
     kvferry_config config = {sizeof config, "host", NULL, NULL, NULL, bad, 1};
     IS(api->create(&config, &engine), KVFERRY_BAD_SETTING);
-    char why[256];
     CHECK(api->last_error(why, sizeof why) > 1 && strstr(why, "MC_KVFERRY_STREAMS"));
     static int own_memory[64];
     uint32_t served = 0;
