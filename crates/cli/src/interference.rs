@@ -5,16 +5,18 @@
 //! both together, three runs of each in rotated order, so that a clock or a temperature that drifts
 //! does not look like a cost. The loss of a run is against the load alone of the same run.
 
-use std::str::FromStr;
-use std::time::{Duration, Instant};
+mod row;
+mod window;
 
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 use kvferry_engine::device::load::LoadKind;
 use serde::{Deserialize, Serialize};
 
+use self::row::{LoadFacts, row};
+pub(crate) use self::window::{BURST_PERIOD, Pace, WindowRan, rate, window};
 use crate::Failure;
-use crate::bench::{Options, Worker, percentile};
+use crate::bench::{Options, Worker};
 use crate::case::{Direction, Work};
 use crate::report::{InterferenceRow, JsonLines, interference_table};
 use crate::worker::{Answer, Command, Side};
@@ -65,91 +67,11 @@ impl LoadName {
     }
 }
 
-/// How transfers follow each other.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
-pub(crate) enum Pace {
-    /// There are none.
-    Nothing,
-    /// The next begins when the last has ended.
-    BackToBack,
-    /// Back to back until as many bytes are sent as this rate allows, then none until the next
-    /// burst is due.
-    Bursts { bytes_per_second: f64 },
-}
-
-/// What a window saw.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub(crate) struct WindowRan {
-    pub(crate) seconds: f64,
-    pub(crate) bytes: u64,
-    /// Nanoseconds of each transfer.
-    pub(crate) whole: Vec<u64>,
-    pub(crate) path: String,
-    /// Steps of the load, and the time that they took together.
-    pub(crate) steps: u64,
-    pub(crate) step_seconds: f64,
-    /// Nanoseconds of each step.
-    pub(crate) step: Vec<u64>,
-}
-
-impl WindowRan {
-    fn steps_per_second(&self) -> f64 {
-        if self.step_seconds > 0.0 { self.steps as f64 / self.step_seconds } else { 0.0 }
-    }
-}
-
-/// Time between the beginnings of two bursts.
-pub(crate) const BURST_PERIOD: Duration = Duration::from_millis(50);
 const RUNS: usize = 3;
 const PRIORITIES: [&str; 2] = ["high", "normal"];
 const PATTERNS: [&str; 2] = ["back_to_back", "paced"];
 /// The paced rate as a part of what the shape reaches alone.
 const DEFAULT_RATE: f64 = 0.1;
-
-/// Reads a rate in GiB/s.
-pub(crate) fn rate(text: &str) -> Result<f64, String> {
-    match f64::from_str(text) {
-        Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
-        _ => Err("expected GiB a second, more than 0".into()),
-    }
-}
-
-/// Runs `transfer`, which moves `bytes`, at a pace for about `length`; returns how long it was.
-///
-/// At least one transfer runs, and none is begun after the end.
-pub(crate) fn window(
-    pace: Pace,
-    length: Duration,
-    bytes: u64,
-    mut transfer: impl FnMut() -> Result<(), Failure>,
-) -> Result<Duration, Failure> {
-    let start = Instant::now();
-    // The clock is what is waited for, so nothing but the clock can end the wait.
-    let sleep_until = |due: Duration| std::thread::sleep(due.saturating_sub(start.elapsed()));
-    match pace {
-        Pace::Nothing => sleep_until(length),
-        Pace::BackToBack => loop {
-            transfer()?;
-            if start.elapsed() >= length {
-                break;
-            }
-        },
-        Pace::Bursts { bytes_per_second } => {
-            let (mut sent, mut begins) = (0.0, Duration::ZERO);
-            while begins < length {
-                sleep_until(begins);
-                begins = (begins + BURST_PERIOD).min(length);
-                let due = bytes_per_second * begins.as_secs_f64();
-                while sent < due && (sent == 0.0 || start.elapsed() < length) {
-                    transfer()?;
-                    sent += bytes.max(1) as f64;
-                }
-            }
-            sleep_until(length);
-        }
-    }
-    Ok(start.elapsed())
-}
 
 /// What was measured together: one run of one load (or none) at one priority.
 struct Session {
@@ -196,40 +118,6 @@ pub(crate) fn run(
     progress.finish_and_clear();
     println!("{}", interference_table(&rows));
     Ok(())
-}
-
-/// A load by itself.
-struct LoadFacts {
-    load: LoadName,
-    about: String,
-    /// Steps a second with each step timed, and only counted.
-    timed: f64,
-    untimed: f64,
-}
-
-impl LoadFacts {
-    fn timing_cost_percent(&self) -> f64 {
-        percent_less(self.untimed, self.timed)
-    }
-}
-
-impl std::fmt::Display for LoadFacts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{}: {}; alone {:.1} steps/s, {:.1} when steps are only counted: timing costs {:.2} %",
-            self.load.kind(),
-            self.about,
-            self.timed,
-            self.untimed,
-            self.timing_cost_percent()
-        )
-    }
-}
-
-/// By how many percent `part` is less than `whole`.
-fn percent_less(whole: f64, part: f64) -> f64 {
-    if whole > 0.0 { 100.0 * (1.0 - part / whole) } else { 0.0 }
 }
 
 /// One process for each priority that moves, and the one at the other end.
@@ -441,187 +329,5 @@ impl<'a> Bench<'a> {
             mover.end()?;
         }
         self.other.end()
-    }
-}
-
-/// What the sessions say of one load, pattern and priority; the work's own fields stay empty.
-fn row(sessions: &[Session], fact: &LoadFacts, pattern: usize, priority: usize) -> InterferenceRow {
-    let of = |load| {
-        sessions.iter().filter(move |session| session.priority == priority && session.load == load)
-    };
-    let moving = |load| of(load).map(move |session| &session.moving[pattern]).collect::<Vec<_>>();
-    let (idle, beside) = (moving(None), moving(Some(fact.load)));
-    let alone: Vec<_> = of(Some(fact.load)).map(|session| &session.alone).collect();
-    let losses: Vec<f64> = alone
-        .iter()
-        .zip(&beside)
-        .map(|(alone, beside)| percent_less(alone.steps_per_second(), beside.steps_per_second()))
-        .collect();
-    let (least, most) = losses
-        .iter()
-        .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), &x| (low.min(x), high.max(x)));
-    let loss_percent = losses.iter().sum::<f64>() / losses.len().max(1) as f64;
-    let idle_times = Times::of(idle.iter().map(|ran| &ran.whole));
-    let times = Times::of(beside.iter().map(|ran| &ran.whole));
-    let step_alone = Times::of(alone.iter().map(|ran| &ran.step));
-    let step = Times::of(beside.iter().map(|ran| &ran.step));
-    let rate = gbps(&beside);
-    InterferenceRow {
-        load: fact.load.kind().name().to_owned(),
-        load_about: fact.about.clone(),
-        shape: String::new(),
-        transport: "peer".to_owned(),
-        device: String::new(),
-        peer_device: String::new(),
-        op: String::new(),
-        pattern: PATTERNS[pattern].to_owned(),
-        target_gbps: None,
-        priority: PRIORITIES[priority].to_owned(),
-        descriptors: 0,
-        bytes: 0,
-        runs: beside.len(),
-        window_ms: 0,
-        idle_transfers: idle_times.count,
-        transfers: times.count,
-        idle_p50_us: idle_times.p50,
-        idle_p99_us: idle_times.p99,
-        idle_max_us: idle_times.max,
-        p50_us: times.p50,
-        p99_us: times.p99,
-        max_us: times.max,
-        starved: times.p99 / idle_times.p99,
-        idle_gbps: gbps(&idle),
-        gbps: rate,
-        load_alone_per_s: steps_per_second(&alone),
-        load_per_s: steps_per_second(&beside),
-        loss_percent,
-        loss_spread_percent: most - least,
-        loss_percent_per_gbps: loss_percent / rate,
-        step_alone_p50_us: step_alone.p50,
-        step_alone_p99_us: step_alone.p99,
-        step_alone_max_us: step_alone.max,
-        step_p50_us: step.p50,
-        step_p99_us: step.p99,
-        step_max_us: step.max,
-        timing_cost_percent: fact.timing_cost_percent(),
-        path: beside.last().map(|ran| ran.path.clone()).unwrap_or_default(),
-        verified: false,
-    }
-}
-
-fn gbps(windows: &[&WindowRan]) -> f64 {
-    let bytes: u64 = windows.iter().map(|ran| ran.bytes).sum();
-    bytes as f64 / 1e9 / windows.iter().map(|ran| ran.seconds).sum::<f64>()
-}
-
-fn steps_per_second(windows: &[&WindowRan]) -> f64 {
-    let rates = windows.iter().map(|ran| ran.steps_per_second());
-    rates.sum::<f64>() / windows.len().max(1) as f64
-}
-
-/// Microseconds.
-struct Times {
-    count: usize,
-    p50: f64,
-    p99: f64,
-    max: f64,
-}
-
-impl Times {
-    fn of<'a>(runs: impl Iterator<Item = &'a Vec<u64>>) -> Self {
-        let all: Vec<u64> = runs.flatten().copied().collect();
-        let at = |percent| percentile(&all, percent) as f64 / 1e3;
-        Self { count: all.len(), p50: at(50), p99: at(99), max: at(100) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn transfers(pace: Pace, milliseconds: u64, bytes: u64) -> usize {
-        let mut count = 0;
-        let length = Duration::from_millis(milliseconds);
-        let took = window(pace, length, bytes, || {
-            count += 1;
-            Ok(())
-        });
-        assert!(took.expect("no transfer fails") >= length);
-        count
-    }
-
-    #[test]
-    fn bursts_send_what_the_rate_allows_and_no_more_than_one_transfer_above() {
-        // 20 bytes a millisecond: 1000 bytes a burst, 3000 in all.
-        let pace = Pace::Bursts { bytes_per_second: 20_000.0 };
-        assert_eq!(transfers(pace, 150, 100), 30);
-        assert_eq!(transfers(pace, 150, 700), 5);
-        let exact = Pace::Bursts { bytes_per_second: 2.5 * f64::from(1 << 30) };
-        assert_eq!(transfers(exact, 400, 128 << 20), 8, "one a burst");
-        assert_eq!(transfers(pace, 150, 1_000_000), 1, "a large transfer skips bursts");
-        assert_eq!(transfers(pace, 10, 100), 2, "a window shorter than a burst");
-        assert_eq!(transfers(Pace::Nothing, 10, 100), 0);
-        assert!(transfers(Pace::BackToBack, 10, 100) > 1);
-    }
-
-    #[test]
-    fn a_window_ends_with_the_first_transfer_that_fails() {
-        for pace in [Pace::BackToBack, Pace::Bursts { bytes_per_second: 1e9 }] {
-            let mut count = 0;
-            let failed = window(pace, Duration::from_secs(60), 1, || {
-                count += 1;
-                if count == 3 { Err("lost".into()) } else { Ok(()) }
-            });
-            assert_eq!((failed.expect_err("it failed").to_string().as_str(), count), ("lost", 3));
-        }
-    }
-
-    #[test]
-    fn a_loss_is_against_the_load_alone_of_the_same_run() {
-        let ran = |steps, whole: &[u64]| WindowRan {
-            seconds: 1.0,
-            bytes: 1_000_000_000 * whole.len() as u64,
-            whole: whole.to_vec(),
-            steps,
-            step_seconds: 1.0,
-            step: vec![1_000_000_000 / steps.max(1)],
-            ..WindowRan::default()
-        };
-        let session = |load, alone, beside, whole: &[u64]| Session {
-            load,
-            priority: 0,
-            alone: ran(alone, &[]),
-            moving: [ran(beside, whole), ran(0, &[])],
-        };
-        let load = LoadName::Memory;
-        let sessions = [
-            session(None, 0, 0, &[1000, 2000]),
-            session(Some(load), 100, 90, &[4000, 6000]),
-            // The clock has fallen by half: still a loss of a tenth, or two.
-            session(Some(load), 50, 40, &[2000, 3000]),
-            Session { priority: 1, ..session(Some(load), 100, 1, &[9]) },
-            session(Some(LoadName::Gemm), 100, 2, &[9]),
-        ];
-        let fact = LoadFacts { load, about: String::new(), timed: 99.0, untimed: 100.0 };
-        let row = row(&sessions, &fact, 0, 0);
-        let close = |value: f64, expected: f64| {
-            assert!((value - expected).abs() < 1e-9, "{value}, expected {expected}");
-        };
-        close(row.loss_percent, 15.0);
-        close(row.loss_spread_percent, 10.0);
-        close(row.gbps, 2.0);
-        close(row.loss_percent_per_gbps, 7.5);
-        close(row.starved, 3.0);
-        close(row.timing_cost_percent, 1.0);
-        assert_eq!((row.runs, row.transfers, row.idle_transfers), (2, 4, 2));
-        assert_eq!((row.p50_us, row.p99_us, row.max_us), (3.0, 6.0, 6.0));
-    }
-
-    #[test]
-    fn a_rate_is_a_positive_number() {
-        assert_eq!(rate("2.5"), Ok(2.5));
-        for bad in ["0", "-1", "inf", "NaN", "fast", ""] {
-            assert!(rate(bad).is_err(), "{bad}");
-        }
     }
 }

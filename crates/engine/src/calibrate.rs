@@ -4,58 +4,27 @@
 //! questions use the answers of earlier ones: tile, grid, fewest pieces of a launch, largest small
 //! piece.
 
+mod answers;
+mod bench;
 mod host_link;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
-use kvferry_device::{
-    Capabilities, Completions, CopyDescriptor, Device, Memory, Queue, QueueOptions, SliceSource,
-    Vendor, Work,
-};
+use kvferry_device::{Capabilities, Device, Vendor};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, MAX_GRID_BLOCKS};
+use self::answers::{good_enough, split, ways};
+use self::bench::{Bench, FEW, SIZES};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::profile::{Profile, Values};
-
-/// What differs by less than this is taken as equal.
-const NOISE: f64 = 1.02;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-const TILES: [u64; 5] = [4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB];
-/// Pieces, and bytes of each: many tiles for each warp, and few.
-const TILE_SHAPES: [(usize, u64); 2] = [(64, MIB), (4, MIB)];
-const GRIDS: [u32; 13] = [16, 24, 32, 48, 64, 96, 128, 192, 264, 384, 528, 792, 1056];
-/// Few long pieces, and many short ones.
-const GRID_SHAPES: [(usize, u64); 2] = [(64, MIB), (8192, 8 * KIB)];
-const FEW: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
-const FEW_SIZES: [u64; 2] = [4 * KIB, 64 * KIB];
-const SIZES: [u64; 14] = [
-    4 * KIB,
-    8 * KIB,
-    16 * KIB,
-    32 * KIB,
-    64 * KIB,
-    128 * KIB,
-    256 * KIB,
-    512 * KIB,
-    MIB,
-    2 * MIB,
-    4 * MIB,
-    8 * MIB,
-    16 * MIB,
-    32 * MIB,
-];
-const SIZE_COUNTS: [usize; 3] = [4, 16, 64];
-
 /// Runs that are not counted: clocks rise, caches of addresses fill.
 const WARM_UP: usize = 3;
-
-/// How often a run that takes long asks the driver whether the device still works.
-const CHECK: Duration = Duration::from_millis(100);
 
 /// How much a calibration does.
 #[derive(Clone, Copy, Debug)]
@@ -206,268 +175,17 @@ fn run(
     Ok(values)
 }
 
-/// A queue, and what it copies between.
-struct Bench {
-    /// Dropped first, which waits for its copies.
-    queue: Option<Box<dyn Queue>>,
-    completions: Arc<dyn Completions>,
-    src: Option<Memory>,
-    dst: Option<Memory>,
-    to: String,
-    effort: Effort,
-    descriptors: Vec<CopyDescriptor>,
-}
-
-impl Bench {
-    fn open(
-        config: &Config,
-        device: &Arc<dyn Device>,
-        other: &Arc<dyn Device>,
-        effort: Effort,
-    ) -> Result<Self> {
-        let options = QueueOptions {
-            streams: config.streams,
-            // Each submission has its own.
-            max_grid_blocks: *MAX_GRID_BLOCKS.end() as u32,
-            high_priority: config.high_priority,
-            stall_timeout: config.stall_timeout,
-            ..QueueOptions::default()
-        };
-        let src = Arc::clone(device).allocate(effort.bytes)?;
-        let dst = Arc::clone(other).allocate(effort.bytes)?;
-        let queue = Arc::clone(device).queue(&options)?;
-        Ok(Self {
-            completions: queue.completions(),
-            queue: Some(queue),
-            src: Some(src),
-            dst: Some(dst),
-            to: other.info().to_string(),
-            effort,
-            descriptors: Vec::new(),
-        })
-    }
-
-    /// Takes all samples of a question; what it does not vary is as in `values`.
-    fn ask(&mut self, question: Question, values: &Values) -> Result<Vec<Sample>> {
-        let mut samples = Vec::new();
-        let room = self.effort.bytes;
-        let mut take = |way, pieces: usize, piece_bytes: u64, tile_bytes, max_grid_blocks| {
-            // A small memory has the same pieces, shorter.
-            let piece_bytes = piece_bytes.min(room / pieces as u64).max(1);
-            let mut sample = Sample {
-                question,
-                to: self.to.clone(),
-                way,
-                pieces,
-                piece_bytes,
-                tile_bytes,
-                max_grid_blocks,
-                nanoseconds: 0,
-            };
-            sample.nanoseconds = self.median(&sample)?;
-            samples.push(sample);
-            Ok::<_, Error>(())
-        };
-        let &Values { tile_bytes: tile, max_grid_blocks: grid, .. } = values;
-        match question {
-            Question::Tile => {
-                for (pieces, bytes) in TILE_SHAPES {
-                    for tile in TILES {
-                        take(Way::Kernel, pieces, bytes, tile, grid)?;
-                    }
-                }
-            }
-            Question::Grid => {
-                for (pieces, bytes) in GRID_SHAPES {
-                    for grid in GRIDS {
-                        take(Way::Kernel, pieces, bytes, tile, grid)?;
-                    }
-                }
-            }
-            Question::Few => {
-                for (pieces, bytes) in FEW.into_iter().flat_map(|n| FEW_SIZES.map(|b| (n, b))) {
-                    for way in [Way::Kernel, Way::Dma] {
-                        take(way, pieces, bytes, tile, grid)?;
-                    }
-                }
-            }
-            Question::Size => {
-                for (bytes, pieces) in SIZES.into_iter().flat_map(|b| SIZE_COUNTS.map(|n| (b, n))) {
-                    if bytes * pieces as u64 <= room {
-                        for way in [Way::Kernel, Way::Dma] {
-                            take(way, pieces, bytes, tile, grid)?;
-                        }
-                    }
-                }
-            }
-            // An engine's own.
-            Question::HostLink => {}
-        }
-        Ok(samples)
-    }
-
-    /// Runs a sample, and returns the median in nanoseconds.
-    fn median(&mut self, sample: &Sample) -> Result<u64> {
-        self.lay_out(sample);
-        let mut took = Vec::with_capacity(self.effort.runs);
-        for run in 0..WARM_UP + self.effort.runs.max(1) {
-            let one = self.run(sample).inspect_err(|_| self.abandon())?;
-            if run >= WARM_UP {
-                took.push(one.as_nanos() as u64);
-            }
-        }
-        let middle = took.len() / 2;
-        Ok(*took.select_nth_unstable(middle).1)
-    }
-
-    /// Spreads the pieces over both memories, cut into tiles for the kernel.
-    fn lay_out(&mut self, sample: &Sample) {
-        let addr = |memory: &Option<Memory>| memory.as_ref().map_or(0, Memory::addr);
-        let (src, dst) = (addr(&self.src), addr(&self.dst));
-        // Aligned as pages of a cache are, unless they are shorter.
-        let apart = self.effort.bytes / sample.pieces as u64;
-        let apart = (apart & !255).max(sample.piece_bytes);
-        let tile = match sample.way {
-            Way::Kernel => sample.tile_bytes,
-            _ => sample.piece_bytes,
-        };
-        self.descriptors.clear();
-        for first in (0..sample.pieces as u64).map(|piece| piece * apart) {
-            for at in (0..sample.piece_bytes).step_by(tile as usize) {
-                let len = tile.min(sample.piece_bytes - at);
-                let (src, dst) = (src + first + at, dst + first + at);
-                self.descriptors.push(CopyDescriptor { src, dst, len });
-            }
-        }
-    }
-
-    fn run(&mut self, sample: &Sample) -> Result<Duration> {
-        let queue = self.queue.as_mut().expect("it is there until a run fails");
-        let mut pieces = SliceSource(&self.descriptors);
-        let mut nothing = SliceSource(&[]);
-        let mut work = match sample.way {
-            Way::Kernel => {
-                let max_grid_blocks = sample.max_grid_blocks;
-                Work { max_grid_blocks, ..Work::pieces(&mut pieces) }
-            }
-            _ => Work { large: &self.descriptors, ..Work::pieces(&mut nothing) },
-        };
-        let start = Instant::now();
-        let mut asked = Duration::ZERO;
-        // SAFETY: `lay_out` put every piece inside the two memories, at places of its own; both are
-        // ours alone, and stay allocated until the submission is done, because `abandon` keeps them
-        // for the life of the process where nobody knows whether it is.
-        let submitted = unsafe { queue.submit(&mut work) };
-        let ticket = submitted.map_err(|error| error.error)?;
-        while !self.completions.done(ticket) {
-            std::hint::spin_loop();
-            let waited = start.elapsed();
-            if waited - asked > CHECK {
-                queue.check()?;
-                asked = waited;
-            }
-        }
-        Ok(start.elapsed())
-    }
-
-    /// Copies may still run: lets the queue wait for them, and keeps the memories for ever, as it
-    /// does not say whether it could.
-    fn abandon(&mut self) {
-        self.queue = None;
-        std::mem::forget((self.src.take(), self.dst.take()));
-    }
-}
-
-/// The values of one knob whose mean time, over all shapes, is about the best one's.
-fn good_enough<T: Copy + PartialEq>(samples: &[Sample], knob: impl Fn(&Sample) -> T) -> Vec<T> {
-    let mut means: Vec<(T, f64)> = Vec::new();
-    for value in samples.iter().map(&knob) {
-        if means.iter().all(|(known, _)| *known != value) {
-            means.push((value, mean(samples.iter().filter(|sample| knob(sample) == value))));
-        }
-    }
-    let best = means.iter().map(|(_, mean)| *mean).fold(f64::INFINITY, f64::min);
-    let near = means.into_iter().filter(|(_, mean)| *mean <= best * NOISE);
-    near.map(|(value, _)| value).collect()
-}
-
-/// The mean times by kernel and by DMA of the samples that count.
-fn ways(samples: &[Sample], counts: impl Fn(&Sample) -> bool) -> (f64, f64) {
-    let of = |way| mean(samples.iter().filter(|sample| sample.way == way && counts(sample)));
-    (of(Way::Kernel), of(Way::Dma))
-}
-
-/// The geometric mean, in which a short shape counts as much as a long one.
-fn mean<'a>(samples: impl Iterator<Item = &'a Sample>) -> f64 {
-    let (mut sum, mut count) = (0.0, 0.0f64);
-    for sample in samples {
-        sum += (sample.nanoseconds.max(1) as f64).ln();
-        count += 1.0;
-    }
-    (sum / count.max(1.0)).exp()
-}
-
-/// How many leading items go the first way, all later ones the second, so that the product of all
-/// times is least: one odd sample moves no threshold. Of equals the fewest.
-fn split(times: impl Iterator<Item = (f64, f64)>) -> usize {
-    let (mut best, mut least, mut cost) = (0, 0.0, 0.0);
-    for (index, (first, second)) in times.enumerate() {
-        cost += (first / second).ln();
-        if cost < least {
-            (best, least) = (index + 1, cost);
-        }
-    }
-    best
-}
-
 #[cfg(test)]
 mod tests {
     use kvferry_device::sim::{Fault, SimOptions, sim};
 
+    use super::bench::{FEW_SIZES, GRID_SHAPES, GRIDS, TILE_SHAPES, TILES};
     use super::*;
 
     const QUICK: Effort = Effort { bytes: MIB, runs: 1 };
 
     fn simulated(ordinal: u32, kernel: bool) -> Arc<dyn Device> {
         sim(&SimOptions { ordinal, kernel, ..SimOptions::default() }).expect("always there").0
-    }
-
-    fn sample(tile_bytes: u64, grid: u32, nanoseconds: u64) -> Sample {
-        Sample {
-            question: Question::Grid,
-            to: "sim:0".into(),
-            way: Way::Kernel,
-            pieces: 1,
-            piece_bytes: 1,
-            tile_bytes,
-            max_grid_blocks: grid,
-            nanoseconds,
-        }
-    }
-
-    #[test]
-    fn values_within_two_percent_of_the_best_are_good_enough() {
-        let samples = [(16, 2000), (32, 1019), (64, 1000), (128, 1021)];
-        let samples = samples.map(|(grid, time)| sample(1, grid, time));
-        assert_eq!(good_enough(&samples, |sample| sample.max_grid_blocks), [32, 64]);
-    }
-
-    #[test]
-    fn every_shape_counts_as_much_as_another_however_long_it_takes() {
-        // Twice as quick in the short shape outweighs a tenth in the long one.
-        let samples = [(4, 100), (8, 200), (4, 110_000), (8, 100_000)];
-        let samples = samples.map(|(tile, time)| sample(tile, 1, time));
-        assert_eq!(good_enough(&samples, |sample| sample.tile_bytes), [4]);
-    }
-
-    #[test]
-    fn a_threshold_is_where_the_ways_cross_and_one_odd_sample_does_not_move_it() {
-        let at = |times: &[(f64, f64)]| split(times.iter().copied());
-        assert_eq!(at(&[(1.0, 9.0), (2.0, 9.0), (9.0, 3.0), (9.0, 1.0)]), 2);
-        assert_eq!(at(&[(1.0, 9.0), (9.1, 9.0), (1.0, 3.0), (9.0, 1.0)]), 3, "odd in the middle");
-        assert_eq!(at(&[(2.0, 1.0), (3.0, 1.0)]), 0, "never the first way");
-        assert_eq!(at(&[(1.0, 2.0), (1.0, 3.0)]), 2, "always the first way");
-        assert_eq!(at(&[(1.0, 1.0)]), 0, "equal");
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! Faults of other engines that `failures.rs` does not try in full: mappings that are reopened all
-//! the time, the caller's current device, memory of two allocations that touch, and calls beside a
-//! wait. The numbers are those of the project's list of failure cases. What goes over TCP is in
-//! `public_faults_tcp.rs`.
+//! Faults of other engines that the tests in `failures` do not try in full: mappings that are
+//! reopened all the time, the caller's current device, memory of two allocations that touch, and
+//! calls beside a wait. The numbers are those of the project's list of failure cases. What goes over
+//! TCP is in `public_faults_tcp.rs`.
 
 mod common;
 

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use kvferry_device::{Device, Vendor, host};
 
-use super::{Effort, KIB, MIB, Question, Sample, WARM_UP, Way, good_enough};
+use super::answers::good_enough;
+use super::{Effort, KIB, MIB, Question, Sample, WARM_UP, Way};
 use crate::batch::State;
 use crate::buffer::Buffer;
 use crate::config::Config;

@@ -5,29 +5,26 @@
 //! a GPU's there a GPU of this engine copies: host memory is page-locked for it in place, and seen
 //! at an address of its own. The processor never touches a GPU's memory.
 
+mod plan;
+mod start;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kvferry_device::{Capabilities, Consumer, Device, DeviceUuid, Vendor, host_uuid};
+use kvferry_device::{Consumer, Device};
 
-use super::fences::{Behind, Fences, Order};
+use super::fences::Behind;
 use super::lane::Lane;
-use super::load::Load;
-use super::offload::{Choice, Direction, Offload, Paced, Parts, Request};
+use super::offload::{Choice, Offload, Paced};
 use super::overlaps::{Bounded, Overlaps};
-use super::place::{FormPlan, Place, Plan, RangePlan, RemoteWindows, compact_copies};
 use crate::batch::{Holds, Path, Pending};
 use crate::config::{Config, OverlapCheck};
 use crate::ended::Fallback;
-use crate::error::{Error, RangeError, Result, Side};
-use crate::plan::{
-    Form, Limits, Op, Range, Scratch, Strides, check_bounds, check_bounds_and_mark,
-    check_form_bounds, find_strides,
-};
-use crate::profile::{Tuning, Values};
-use crate::registry::{Registry, Table};
-use crate::request::{Copies, Part, SubmitOptions};
-use crate::target::Target;
+use crate::error::{Error, Result};
+use crate::plan::{Scratch, Strides};
+use crate::profile::Tuning;
+use crate::registry::Registry;
+use crate::request::{Part, SubmitOptions};
 
 /// The peer transport of one engine.
 #[derive(Debug)]
@@ -118,16 +115,6 @@ impl Peer {
         &self.lanes[device].tuning
     }
 
-    /// What is small and what is large on a device.
-    fn limits(&self, device: usize) -> Limits {
-        // An engine without devices has no regions, and refuses every list, whatever is small.
-        let none = Limits { small_max_bytes: u64::MAX, tile_bytes: u64::MAX };
-        self.lanes.get(device).map_or(none, |lane| {
-            let Values { small_max_bytes, tile_bytes, .. } = lane.tuning.values;
-            Limits { small_max_bytes, tile_bytes }
-        })
-    }
-
     pub(crate) fn device(&self, index: usize) -> &Arc<dyn Device> {
         &self.lanes[index].device
     }
@@ -216,333 +203,6 @@ impl Peer {
         submitted
     }
 
-    fn plan<'a>(
-        &self,
-        scratches: &mut Scratches,
-        registry: &Registry,
-        part: &Part<'a>,
-    ) -> Result<Plan<'a>> {
-        let Scratches { scratch, strides } = scratches;
-        let &Part { target, op, copies } = part;
-        match copies {
-            Copies::Ranges(ranges) => {
-                let plan = self.plan_ranges(scratch, registry, target, op, ranges)?;
-                // Runs are found in plain lists only: one window a side, so one relocation.
-                if !(plan.checked.plain && find_strides(ranges, strides)) {
-                    strides.runs.clear();
-                }
-                Ok(Plan::Ranges(plan))
-            }
-            Copies::Strided(forms) => self.plan_forms(scratch, registry, part, forms),
-            Copies::Paged(forms) => self.plan_forms(scratch, registry, part, forms),
-        }
-    }
-
-    /// Checks the bounds of a list and finds out where its bytes are; opens mappings at first use.
-    pub(crate) fn plan_ranges<'a>(
-        &self,
-        scratch: &mut Scratch,
-        registry: &Registry,
-        target: &Target,
-        op: Op,
-        ranges: &'a [Range],
-    ) -> Result<RangePlan<'a>> {
-        let remote = RemoteWindows::of(target)?;
-        let local = registry.table();
-        // Most lists are copied by the device that they begin on.
-        let first = ranges.iter().find(|range| range.len > 0).map_or(0, |range| range.local);
-        let begins_on = if local.windows.is_empty() { 0 } else { local.device_at(first) };
-        let mut limits = self.limits(begins_on);
-        let overlaps_too = self.overlap_check == OverlapCheck::Before;
-        let check_bounds_now = if overlaps_too { check_bounds_and_mark } else { check_bounds };
-        let (mut checked, extent) =
-            check_bounds_now(op, ranges, &local.windows, remote.windows(), &limits, scratch)?;
-        let one_space = share_memory(&local, &remote, scratch);
-        let device = self.one_device(&local, scratch, || {
-            ranges
-                .iter()
-                .enumerate()
-                .filter(|(_, range)| range.len > 0)
-                .map(|(at, r)| (at, r.local))
-        })?;
-        let device = self.executor(device, &remote, scratch, target)?;
-        if self.limits(device) != limits {
-            // A GPU copies for host memory, and has a profile of its own.
-            limits = self.limits(device);
-            (checked, _) =
-                check_bounds(op, ranges, &local.windows, remote.windows(), &limits, scratch)?;
-        }
-        let place = self.place(scratch, registry, target, local, remote, device)?;
-        Ok(RangePlan { op, ranges, place, checked, limits, extent, one_space, device })
-    }
-
-    fn plan_forms<'a, F: Form>(
-        &self,
-        scratch: &mut Scratch,
-        registry: &Registry,
-        part: &Part<'_>,
-        forms: &'a [F],
-    ) -> Result<Plan<'a>> {
-        let &Part { target, op, .. } = part;
-        let remote = RemoteWindows::of(target)?;
-        let local = registry.table();
-        let checked = check_form_bounds(forms, &local.windows, remote.windows(), scratch)?;
-        let one_space = share_memory(&local, &remote, scratch);
-        let device = self.one_device(&local, scratch, || {
-            scratch.forms().iter().map(|form| (form.form, form.local.low))
-        })?;
-        let device = self.executor(device, &remote, scratch, target)?;
-        let place = self.place(scratch, registry, target, local, remote, device)?;
-        let mut copies = Vec::with_capacity(scratch.forms().len());
-        for placed in scratch.forms() {
-            let shift = place.shift(placed.local.window, placed.remote.window);
-            copies.extend(compact_copies(op, forms[placed.form].grid(), shift));
-        }
-        Ok(Plan::Forms(FormPlan { op, copies, bytes: checked.bytes, one_space, device, place }))
-    }
-
-    /// Pins and maps, for the device that copies, the windows that the last checked list uses.
-    fn place(
-        &self,
-        scratch: &Scratch,
-        registry: &Registry,
-        target: &Target,
-        local: Arc<Table>,
-        remote: RemoteWindows,
-        device: usize,
-    ) -> Result<Place> {
-        let executor = &self.lanes[device].device;
-        // Host memory of this process that a GPU copies.
-        let in_place = |owner: DeviceUuid| owner == host_uuid() && executor.info().uuid != owner;
-        let mut pins = registry.pin(&local, scratch.local_windows())?;
-        if let RemoteWindows::Direct(registry, table) = &remote {
-            pins.extend(registry.pin(table, scratch.remote_windows())?);
-        }
-        let mut local_relocations = Vec::new();
-        let mut remote_relocations = vec![0; remote.windows().len()];
-        let (mut locks, mut mappings) = (Vec::new(), Vec::new());
-        for window in scratch.local_windows() {
-            let key = local.allocations[window];
-            // All local ends lie on one device, so all of them are locked or none.
-            if !in_place(key.device) {
-                break;
-            }
-            let lock = registry.lock_host(key, executor)?;
-            local_relocations.resize(local.windows.len(), 0);
-            local_relocations[window] = lock.relocation();
-            locks.push(lock);
-        }
-        for window in scratch.remote_windows() {
-            match &remote {
-                RemoteWindows::Mapped(table) => {
-                    let allocation = table.allocation(window);
-                    let mapping = target.mapping(allocation, device, executor)?;
-                    remote_relocations[window] = mapping.addr().wrapping_sub(allocation.base);
-                    mappings.push(mapping);
-                }
-                RemoteWindows::Direct(registry, table) => {
-                    let key = table.allocations[window];
-                    if in_place(key.device) {
-                        let lock = registry.lock_host(key, executor)?;
-                        remote_relocations[window] = lock.relocation();
-                        locks.push(lock);
-                    }
-                }
-            }
-        }
-        let host = host_end(executor, &local, &remote, scratch);
-        let (mut local_starts, mut remote_starts) = (Vec::new(), Vec::new());
-        if host.is_some() || self.offload.may_pace() {
-            local_starts.extend(scratch.local_windows().map(|window| {
-                let relocation = local_relocations.get(window).copied().unwrap_or(0);
-                local.windows[window].start.wrapping_add(relocation)
-            }));
-            remote_starts.extend(scratch.remote_windows().map(|window| {
-                remote.windows()[window].start.wrapping_add(remote_relocations[window])
-            }));
-        }
-        let target = target.clone();
-        Ok(Place {
-            local,
-            remote,
-            local_relocations,
-            remote_relocations,
-            target,
-            host,
-            local_starts,
-            remote_starts,
-            locks,
-            pins,
-            mappings,
-        })
-    }
-
-    /// The one device that all local ends lie on. `ends` gives each item's position and an address.
-    pub(super) fn one_device<I: Iterator<Item = (usize, u64)>>(
-        &self,
-        local: &Table,
-        scratch: &Scratch,
-        ends: impl Fn() -> I,
-    ) -> Result<usize> {
-        let first = ends().next().map_or(0, |(_, addr)| local.device_at(addr));
-        if scratch.local_windows().all(|window| local.devices[window] == first) {
-            return Ok(first);
-        }
-        let mut devices = ends().map(|(index, addr)| (index, local.device_at(addr)));
-        let (index, device) = devices
-            .find(|&(_, device)| device != first)
-            .expect("a window of another device was touched by something");
-        let (device, first) = (self.name(device), self.name(first));
-        Err(RangeError::MixedDevices { index, device, first }.into())
-    }
-
-    fn one_device_for_all(&self, plans: &[Plan<'_>]) -> Result<()> {
-        let Some(first) = plans.first().map(Plan::device) else { return Ok(()) };
-        match plans.iter().map(Plan::device).enumerate().find(|&(_, device)| device != first) {
-            None => Ok(()),
-            Some((part, device)) => {
-                let (device, first) = (self.name(device), self.name(first));
-                Err(Error::MixedParts { part, device, first })
-            }
-        }
-    }
-
-    fn name(&self, device: usize) -> String {
-        self.lanes[device].device.info().to_string()
-    }
-
-    /// The device that copies what lies on `home` here: `home` itself or, for host memory, a GPU if
-    /// `home` does not reach every remote end.
-    fn executor(
-        &self,
-        home: usize,
-        windows: &RemoteWindows,
-        scratch: &Scratch,
-        target: &Target,
-    ) -> Result<usize> {
-        let owners = || scratch.remote_windows().map(|window| windows.allocation(window).device);
-        let reaches = |device: usize, owner| self.lanes[device].device.reaches(&owner);
-        let Some(unreached) = owners().find(|&owner| !reaches(home, owner)) else {
-            return Ok(home);
-        };
-        let info = self.lanes[home].device.info();
-        if info.vendor == Vendor::Host {
-            let reaches_all = |&device: &usize| {
-                reaches(device, info.uuid) && owners().all(|owner| reaches(device, owner))
-            };
-            // The remote memory's own GPU, if it is here too: then one end is its own.
-            let is_other = |&device: &usize| self.lanes[device].device.info().uuid != unreached;
-            let able = (0..self.lanes.len()).filter(reaches_all).min_by_key(is_other);
-            if let Some(device) = able {
-                return Ok(device);
-            }
-        }
-        Err(Error::Unreachable {
-            device: info.to_string(),
-            peer: target.name().to_owned(),
-            remote: unreached.to_string(),
-        })
-    }
-
-    /// Starts plans of one device. `strides` belong to the parts, and so to the plans, by position.
-    fn start(
-        &self,
-        plans: Vec<Plan<'_>>,
-        strides: &[Strides],
-        options: &SubmitOptions<'_>,
-        behind: &Behind,
-        overlaps: &mut Overlaps<'_>,
-    ) -> Result<Submitted> {
-        let parts: Vec<_> = plans.iter().zip(strides).collect();
-        let fences = Fences::of(&behind.pending)?;
-        let order = Order { after: options.after, behind: fences.list(), paced: &behind.paced };
-        let mut all = Submitted::nothing();
-        for direction in [None, Some(Direction::Store), Some(Direction::Load)] {
-            let goes = |(plan, _): &&(&Plan<'_>, &Strides)| plan.direction() == direction;
-            let some: Vec<_> = parts.iter().filter(goes).copied().collect();
-            if some.is_empty() {
-                continue;
-            }
-            match self.start_some(direction, &some, options, order, overlaps) {
-                Ok(more) => all.join(more),
-                Err(error) if all.is_nothing() => return Err(error),
-                Err(error) => all.failure = Some(error),
-            }
-            if all.failure.is_some() {
-                break;
-            }
-        }
-        all.holds = holds(plans);
-        Ok(all)
-    }
-
-    /// Starts plans that all are of one direction between a GPU and host memory, or all are not.
-    fn start_some(
-        &self,
-        direction: Option<Direction>,
-        parts: &Parts<'_>,
-        options: &SubmitOptions<'_>,
-        order: Order<'_>,
-        overlaps: &mut Overlaps<'_>,
-    ) -> Result<Submitted> {
-        let device = parts.first().map_or(0, |(plan, _)| plan.device());
-        let lane = &self.lanes[device];
-        if let Some(direction) = direction {
-            let fall_back = || self.fall_back(lane, parts);
-            let device = (device, &lane.device);
-            let request = Request { direction, parts, options, order };
-            let started = self.offload.start(device, request, overlaps, fall_back)?;
-            if let Some(submitted) = started {
-                return Ok(submitted);
-            }
-        }
-        overlaps.check_before()?;
-        let wanted = self.kernel && !options.without_kernel;
-        let kernel = wanted && lane.device.info().capabilities.contains(Capabilities::KERNEL);
-        let batch_min = lane.tuning.values.batch_min;
-        let wants = |(plan, strides): &(&Plan<'_>, &Strides)| plan.wants_kernel(strides, batch_min);
-        let mut fallback = None;
-        if wanted && !kernel && parts.iter().any(wants) {
-            self.fall_back(lane, parts)?;
-            fallback = Some(Fallback::NoKernel);
-        }
-        if self.offload.is_rated() || !order.paced.is_empty() {
-            let paced = self.offload.pace_others(device, lane, kernel, parts, order)?;
-            return Ok(Submitted { fallback, ..paced });
-        }
-        let loads = parts.iter().map(|(plan, strides)| Load::of(plan, strides, kernel, batch_min));
-        let mut submitted = Submitted { fallback, ..Submitted::nothing() };
-        submitted.bytes = parts.iter().map(|(plan, _)| plan.bytes()).sum();
-        let grid = lane.tuning.values.max_grid_blocks;
-        let loads = Load::joined(loads.collect());
-        // SAFETY: every copy was found inside registered memory, which its registrant keeps; the holds
-        // keep regions registered and peers mapped until the queue says that this is done.
-        unsafe { Load::submit(loads, lane, kernel, grid, order, &mut submitted) }?;
-        Ok(submitted)
-    }
-
-    /// Refuses plans that the kernel should take on a device without one, or says once per peer
-    /// that they go another way.
-    fn fall_back(&self, lane: &Lane, parts: &Parts<'_>) -> Result<()> {
-        let info = lane.device.info();
-        let path = Load::default().path(info.vendor, false);
-        let peers = parts.iter().map(|(plan, _)| plan.place().target.name());
-        if self.strict {
-            let (device, reason) = (info.to_string(), info.kernel.clone());
-            let mut peers: Vec<_> = peers.collect();
-            peers.dedup();
-            return Err(Error::Fallback { device, peer: peers.join(", "), path, reason });
-        }
-        let mut fell_back = lane.fell_back.lock().unwrap_or_else(PoisonError::into_inner);
-        for peer in peers {
-            if !fell_back.contains(peer) {
-                fell_back.insert(peer.to_owned());
-                tracing::warn!(device = %info, peer, %path, reason = info.kernel, "no copy kernel: batches that it should take go a slower way");
-            }
-        }
-        Ok(())
-    }
-
     /// Whether all that is waited for has ended. Does not block, and asks the driver only now and
     /// then.
     pub(crate) fn ended(&self, pending: &[Pending]) -> Result<bool, kvferry_device::Error> {
@@ -573,52 +233,4 @@ impl Peer {
     fn scratches(&self) -> MutexGuard<'_, Vec<Scratches>> {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Whether a piece of a list in bounds may read what another one writes: both ends are addresses of
-/// this process, and of one device. All local ends lie on one, or the list is refused.
-fn share_memory(local: &Table, remote: &RemoteWindows, scratch: &Scratch) -> bool {
-    let home = scratch.local_windows().next().map(|window| local.allocations[window].device);
-    let mut owners = scratch.remote_windows().map(|window| remote.allocation(window).device);
-    remote.is_direct() && owners.any(|owner| Some(owner) == home)
-}
-
-/// The end of a checked list that is host memory, if one is and the other is not, or if the processor
-/// copies: then it is the remote one.
-fn host_end(
-    executor: &Arc<dyn Device>,
-    local: &Table,
-    remote: &RemoteWindows,
-    scratch: &Scratch,
-) -> Option<Side> {
-    let host = host_uuid();
-    if executor.info().uuid == host {
-        return Some(Side::Remote);
-    }
-    let mut remote_hosts =
-        scratch.remote_windows().map(|window| remote.allocation(window).device == host);
-    let remote = remote_hosts.next()?;
-    if remote_hosts.any(|other| other != remote) {
-        return None;
-    }
-    // All local ends lie on one device.
-    let window = scratch.local_windows().next()?;
-    match (local.allocations[window].device == host, remote) {
-        (false, true) => Some(Side::Remote),
-        (true, false) => Some(Side::Local),
-        _ => None,
-    }
-}
-
-fn holds(plans: Vec<Plan<'_>>) -> Holds {
-    let mut holds =
-        Holds { targets: Vec::new(), _locks: Vec::new(), _pins: Vec::new(), _mappings: Vec::new() };
-    for plan in plans {
-        let mut place = plan.into_place();
-        holds.targets.push(place.target);
-        holds._locks.append(&mut place.locks);
-        holds._pins.append(&mut place.pins);
-        holds._mappings.append(&mut place.mappings);
-    }
-    holds
 }

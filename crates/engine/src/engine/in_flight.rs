@@ -1,0 +1,170 @@
+//! Batches in flight: asked after, waited for, cancelled, and told of when they end.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvferry_device::Consumer;
+
+use super::Engine;
+use crate::batch::{AllPending, BatchId, BatchStatus, End, State, Told};
+use crate::ended::Ended;
+use crate::error::{Error, Result};
+use crate::target::Target;
+use crate::transport::Choice;
+use crate::wait::{Notifier, rest};
+
+impl Engine {
+    /// The batch's status now. Does not block, and asks no driver; asking again after the end gives
+    /// the same answer.
+    ///
+    /// # Errors
+    /// [`Error::UnknownBatch`].
+    pub fn poll(&self, id: BatchId) -> Result<BatchStatus> {
+        self.check_process()?;
+        let end = match self.batches.ask(id, |pending| self.has_ended(pending))? {
+            (status, None | Some(Ok(false))) => return Ok(status),
+            (_, Some(Ok(true))) => End::Quiet,
+            (_, Some(Err(error))) => End::Unknown(error.into()),
+        };
+        let (status, ended) = self.batches.finish(id, end)?;
+        if let Some((told, bytes)) = ended {
+            self.ended(id, &status, &told, bytes);
+        }
+        Ok(status)
+    }
+
+    fn has_ended(&self, pending: &AllPending) -> Result<bool, kvferry_device::Error> {
+        let transfer = pending.transfer.as_ref();
+        for paced in pending.paced.iter() {
+            if !paced.ended()? {
+                return Ok(false);
+            }
+        }
+        Ok(self.peer.ended(&pending.submissions)? && transfer.is_none_or(|it| it.ended()))
+    }
+
+    /// Polls until the batch ends or the time is over; then its status is still `Running`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownBatch`].
+    pub fn wait(&self, id: BatchId, timeout: Duration) -> Result<BatchStatus> {
+        let start = Instant::now();
+        loop {
+            let status = self.poll(id)?;
+            let waited = start.elapsed();
+            if status.state != State::Running || waited >= timeout {
+                return Ok(status);
+            }
+            rest(waited);
+        }
+    }
+
+    /// Makes later work of a stream of the caller's wait for a batch, on the device: the host does
+    /// not wait. A batch that has ended is not waited for, and how a batch ends the stream does not
+    /// see: ask [`Engine::poll`].
+    ///
+    /// # Errors
+    /// [`Error::UnknownBatch`], the device's if the stream cannot wait (for a batch over TCP, which this
+    /// process ends, only CUDA's can), and
+    /// [`Error::NotAllSubmitted`] for a batch that is submitted step by step
+    /// (`MC_KVFERRY_MAX_RATE`, [`Choice::in_steps`]) as long as some of it is not.
+    pub fn signal(&self, id: BatchId, consumer: Consumer) -> Result<()> {
+        self.check_process()?;
+        let (_, pending) = self.batches.look(id)?;
+        let Some(pending) = pending else { return Ok(()) };
+        let mut steps = Vec::new();
+        if let Some(transfer) = pending.transfer.filter(|transfer| !transfer.ended()) {
+            steps.push(self.tcp()?.ending(&self.peer, &transfer)?);
+        }
+        for paced in pending.paced.iter() {
+            steps.extend(paced.submissions().ok_or(Error::NotAllSubmitted(id))?);
+        }
+        self.peer.signal(&pending.submissions, consumer)?;
+        self.peer.signal(&steps, consumer)
+    }
+
+    /// Asks that what of a batch has not been moved yet is not, and returns at once.
+    ///
+    /// The batch ends by itself, once, as any other: failed with [`Error::Cancelled`] if some of it
+    /// was left out, and completed if it was too late. Its memory is quiet when it has ended, not
+    /// before. How late is too late depends on the transport: a device's queue gives nothing back
+    /// that it was given, so such a batch runs to its end; one that is submitted step by step ends
+    /// behind the steps that run; over TCP the peer is asked to stop, and one that does not answer
+    /// is given up after `MC_TCP_STATUS_TIMEOUT_SEC`. Cancelling again, or behind the end, changes
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`Error::UnknownBatch`].
+    pub fn cancel(&self, id: BatchId) -> Result<()> {
+        self.check_process()?;
+        let Some((pending, targets)) = self.batches.in_flight(id)? else { return Ok(()) };
+        pending.paced.iter().for_each(|paced| paced.cancel());
+        if let Some(transfer) = pending.transfer {
+            transfer.cancel();
+            targets.iter().filter_map(Target::session).for_each(|session| session.sweep());
+        }
+        tracing::debug!(%id, "asked to cancel");
+        Ok(())
+    }
+
+    /// Forgets a batch that ended; its id is unknown from then on.
+    ///
+    /// # Errors
+    /// [`Error::BatchBusy`] while it runs, [`Error::UnknownBatch`].
+    pub fn release(&self, id: BatchId) -> Result<()> {
+        self.check_process()?;
+        self.batches.release(id)
+    }
+
+    /// Which way a batch went between a GPU and host memory, and why; none for other batches.
+    ///
+    /// # Errors
+    /// [`Error::UnknownBatch`].
+    pub fn choice(&self, id: BatchId) -> Result<Option<Choice>> {
+        self.check_process()?;
+        self.batches.choice(id)
+    }
+
+    /// A descriptor that becomes readable when batches end: an eventfd whose counter grows by one
+    /// for each that runs now or begins later. Starts a thread that watches batches; without this call
+    /// there is none.
+    ///
+    /// # Errors
+    /// [`Error::System`] if there are no more descriptors or threads; a later call tries again.
+    pub fn event_fd(self: &Arc<Self>) -> Result<BorrowedFd<'_>> {
+        self.check_process()?;
+        Notifier::started(&self.notifier, self).map(|notifier| notifier.fd())
+    }
+
+    /// Ends every batch that can be ended, and returns how many still run.
+    pub(crate) fn progress(&self) -> usize {
+        let running = self.batches.running();
+        let ended = running.iter().filter(|id| {
+            // An id that another thread released meanwhile has ended, too.
+            self.poll(**id).map_or(true, |status| status.state != State::Running)
+        });
+        running.len() - ended.count()
+    }
+
+    /// Tells everybody of a batch that ended just now.
+    fn ended(&self, id: BatchId, status: &BatchStatus, told: &Told, bytes: u64) {
+        let failure = match &status.state {
+            State::Failed(error) => Some(error),
+            State::Running | State::Completed => None,
+        };
+        match failure {
+            None => {}
+            Some(Error::Cancelled) => tracing::debug!(%id, "batch cancelled"),
+            Some(error) => tracing::warn!(%id, %error, "batch failed"),
+        }
+        let Told { facts, span, _range } = told;
+        let (facts, path, time) = (*facts, status.path, facts.submitted.elapsed());
+        let ended = Ended { facts, path, bytes, time, failure };
+        ended.record(span);
+        self.tell(&ended);
+        if let Some(notifier) = self.notifier.get() {
+            notifier.signal();
+        }
+    }
+}

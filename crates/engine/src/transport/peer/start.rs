@@ -1,0 +1,132 @@
+//! Starting plans: by the ways between a GPU and host memory, or by the lane of the device.
+
+use std::sync::PoisonError;
+
+use kvferry_device::Capabilities;
+
+use super::{Peer, Submitted};
+use crate::batch::Holds;
+use crate::ended::Fallback;
+use crate::error::{Error, Result};
+use crate::plan::Strides;
+use crate::request::SubmitOptions;
+use crate::transport::fences::{Behind, Fences, Order};
+use crate::transport::lane::Lane;
+use crate::transport::load::Load;
+use crate::transport::offload::{Direction, Parts, Request};
+use crate::transport::overlaps::Overlaps;
+use crate::transport::place::Plan;
+
+impl Peer {
+    /// Starts plans of one device. `strides` belong to the parts, and so to the plans, by position.
+    pub(super) fn start(
+        &self,
+        plans: Vec<Plan<'_>>,
+        strides: &[Strides],
+        options: &SubmitOptions<'_>,
+        behind: &Behind,
+        overlaps: &mut Overlaps<'_>,
+    ) -> Result<Submitted> {
+        let parts: Vec<_> = plans.iter().zip(strides).collect();
+        let fences = Fences::of(&behind.pending)?;
+        let order = Order { after: options.after, behind: fences.list(), paced: &behind.paced };
+        let mut all = Submitted::nothing();
+        for direction in [None, Some(Direction::Store), Some(Direction::Load)] {
+            let goes = |(plan, _): &&(&Plan<'_>, &Strides)| plan.direction() == direction;
+            let some: Vec<_> = parts.iter().filter(goes).copied().collect();
+            if some.is_empty() {
+                continue;
+            }
+            match self.start_some(direction, &some, options, order, overlaps) {
+                Ok(more) => all.join(more),
+                Err(error) if all.is_nothing() => return Err(error),
+                Err(error) => all.failure = Some(error),
+            }
+            if all.failure.is_some() {
+                break;
+            }
+        }
+        all.holds = holds(plans);
+        Ok(all)
+    }
+
+    /// Starts plans that all are of one direction between a GPU and host memory, or all are not.
+    fn start_some(
+        &self,
+        direction: Option<Direction>,
+        parts: &Parts<'_>,
+        options: &SubmitOptions<'_>,
+        order: Order<'_>,
+        overlaps: &mut Overlaps<'_>,
+    ) -> Result<Submitted> {
+        let device = parts.first().map_or(0, |(plan, _)| plan.device());
+        let lane = &self.lanes[device];
+        if let Some(direction) = direction {
+            let fall_back = || self.fall_back(lane, parts);
+            let device = (device, &lane.device);
+            let request = Request { direction, parts, options, order };
+            let started = self.offload.start(device, request, overlaps, fall_back)?;
+            if let Some(submitted) = started {
+                return Ok(submitted);
+            }
+        }
+        overlaps.check_before()?;
+        let wanted = self.kernel && !options.without_kernel;
+        let kernel = wanted && lane.device.info().capabilities.contains(Capabilities::KERNEL);
+        let batch_min = lane.tuning.values.batch_min;
+        let wants = |(plan, strides): &(&Plan<'_>, &Strides)| plan.wants_kernel(strides, batch_min);
+        let mut fallback = None;
+        if wanted && !kernel && parts.iter().any(wants) {
+            self.fall_back(lane, parts)?;
+            fallback = Some(Fallback::NoKernel);
+        }
+        if self.offload.is_rated() || !order.paced.is_empty() {
+            let paced = self.offload.pace_others(device, lane, kernel, parts, order)?;
+            return Ok(Submitted { fallback, ..paced });
+        }
+        let loads = parts.iter().map(|(plan, strides)| Load::of(plan, strides, kernel, batch_min));
+        let mut submitted = Submitted { fallback, ..Submitted::nothing() };
+        submitted.bytes = parts.iter().map(|(plan, _)| plan.bytes()).sum();
+        let grid = lane.tuning.values.max_grid_blocks;
+        let loads = Load::joined(loads.collect());
+        // SAFETY: every copy was found inside registered memory, which its registrant keeps; the holds
+        // keep regions registered and peers mapped until the queue says that this is done.
+        unsafe { Load::submit(loads, lane, kernel, grid, order, &mut submitted) }?;
+        Ok(submitted)
+    }
+
+    /// Refuses plans that the kernel should take on a device without one, or says once per peer
+    /// that they go another way.
+    fn fall_back(&self, lane: &Lane, parts: &Parts<'_>) -> Result<()> {
+        let info = lane.device.info();
+        let path = Load::default().path(info.vendor, false);
+        let peers = parts.iter().map(|(plan, _)| plan.place().target.name());
+        if self.strict {
+            let (device, reason) = (info.to_string(), info.kernel.clone());
+            let mut peers: Vec<_> = peers.collect();
+            peers.dedup();
+            return Err(Error::Fallback { device, peer: peers.join(", "), path, reason });
+        }
+        let mut fell_back = lane.fell_back.lock().unwrap_or_else(PoisonError::into_inner);
+        for peer in peers {
+            if !fell_back.contains(peer) {
+                fell_back.insert(peer.to_owned());
+                tracing::warn!(device = %info, peer, %path, reason = info.kernel, "no copy kernel: batches that it should take go a slower way");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn holds(plans: Vec<Plan<'_>>) -> Holds {
+    let mut holds =
+        Holds { targets: Vec::new(), _locks: Vec::new(), _pins: Vec::new(), _mappings: Vec::new() };
+    for plan in plans {
+        let mut place = plan.into_place();
+        holds.targets.push(place.target);
+        holds._locks.append(&mut place.locks);
+        holds._pins.append(&mut place.pins);
+        holds._mappings.append(&mut place.mappings);
+    }
+    holds
+}
