@@ -87,16 +87,20 @@ kvferry_status Engine::target(const std::string& name, const std::shared_ptr<con
                               kvferry_target* target) {
     const auto peer = this->peer(name);
     std::lock_guard lock(peer->mutex);
-    if (peer->target.id && peer->version != version &&
-        api_.refresh(peer->target) == KVFERRY_PEER_LOST) {
-        api_.close(peer->target);
-        peer->target = {};
+    kvferry_status known = KVFERRY_OK;
+    if (peer->target.id && peer->version != version) {
+        known = api_.refresh(peer->target);
+        if (known == KVFERRY_PEER_LOST) {
+            api_.close(peer->target);
+            peer->target = {};
+        }
     }
     if (!peer->target.id) {
-        const auto status = api_.open(handle_, name.c_str(), &peer->target);
-        if (status != KVFERRY_OK) return status;
+        known = api_.open(handle_, name.c_str(), &peer->target);
+        if (known != KVFERRY_OK) return known;
     }
-    peer->version = version;
+    // Whoever could not be asked now is asked again at the next transfer.
+    if (known == KVFERRY_OK) peer->version = version;
     *target = peer->target;
     return KVFERRY_OK;
 }

@@ -13,7 +13,8 @@ void Submission::begin(const kvferry_api& api, kvferry_batch batch, std::vector<
     for (auto* slice : submission->slices_) {
         // Of what transports may keep in a slice, the one pointer that is nobody's in particular.
         slice->ascend_direct.handle = submission;
-        slice->cleanup_callback = given_back;
+        // Another thread may already ask how far the request is.
+        __atomic_store_n(&slice->cleanup_callback, &given_back, __ATOMIC_RELEASE);
     }
 }
 
@@ -21,7 +22,7 @@ Submission::Submission(const kvferry_api& api, kvferry_batch batch, std::vector<
     : api_(api), batch_(batch), slices_(std::move(slices)), held_(slices_.size()) {}
 
 Submission* Submission::of(const Slice& slice) {
-    if (slice.cleanup_callback != given_back) return nullptr;
+    if (__atomic_load_n(&slice.cleanup_callback, __ATOMIC_ACQUIRE) != &given_back) return nullptr;
     return static_cast<Submission*>(slice.ascend_direct.handle);
 }
 

@@ -20,7 +20,7 @@ class Submission {
     /// Takes a batch that was submitted, and its slices, of which there is one at least.
     static void begin(const kvferry_api& api, kvferry_batch batch, std::vector<Slice*> slices);
 
-    /// The one that a slice belongs to; none if it failed before there was one.
+    /// The one that a slice belongs to; none if it failed before there was one, or is being submitted.
     static Submission* of(const Slice& slice);
 
     /// Asks kvferry how far it is, unless another thread is asking.

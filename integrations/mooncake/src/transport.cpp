@@ -202,7 +202,10 @@ Status KvferryTransport::getTransferStatus(BatchID batch_id, size_t task_id,
                    __atomic_load_n(&task.failed_slice_count, __ATOMIC_ACQUIRE) ==
                task.slice_count;
     };
-    if (!has_ended()) Submission::of(*task.slice_list.front())->advance();
+    if (!has_ended()) {
+        // While another thread is still submitting it there is none.
+        if (auto* submission = Submission::of(*task.slice_list.front())) submission->advance();
+    }
     const bool ended = has_ended();
     status.transferred_bytes = task.transferred_bytes;
     status.s = !ended                   ? TransferStatusEnum::WAITING
