@@ -93,7 +93,7 @@ fn config_of(settings: &[(&str, &str)]) -> Result<Config, Refusal> {
     let is_known = |name: &str| kvferry_engine::KNOBS.iter().any(|knob| knob.name == name);
     if let Some((name, _)) = settings.iter().find(|(name, _)| !is_known(name)) {
         let text = format!("{name} is not a knob of this version; `kvferry doctor` lists them");
-        return Err(Refusal { status: super::status::BAD_SETTING, text });
+        return Err(Refusal { status: super::numbers::BAD_SETTING, text });
     }
     Ok(Config::from_lookup(given)?)
 }

@@ -6,6 +6,7 @@
 
 mod calls;
 mod guard;
+pub mod numbers;
 mod plugin;
 mod status;
 mod submit;

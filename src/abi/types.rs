@@ -1,11 +1,10 @@
-//! The structures of `include/kvferry.h`, field by field; a test compiles the header and compares.
+//! The structures and functions of `include/kvferry.h`, field by field; a test compares the two.
 
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::Range;
 
-/// `KVFERRY_ABI_VERSION`.
-pub const ABI_VERSION: u32 = 1;
+pub use super::numbers::ABI_VERSION;
 
 /// `kvferry_status`.
 pub type Status = i32;

@@ -3,10 +3,9 @@
 
 mod answers;
 mod calls;
+mod header;
 
 use std::ffi::{CStr, CString, c_char};
-use std::fmt::Write;
-use std::mem::offset_of;
 use std::process::Command;
 use std::ptr::null;
 use std::sync::Mutex;
@@ -14,7 +13,6 @@ use std::sync::Mutex;
 use calls::World;
 use kvferry::abi::types::*;
 use kvferry::abi::{Api, kvferry_load};
-use kvferry_device::conformance::skip;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
@@ -29,76 +27,6 @@ fn last_error() -> String {
     unsafe { (api().last_error)(text.as_mut_ptr(), text.len()) };
     // SAFETY: it ends with a zero.
     unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
-}
-
-macro_rules! assert_layout {
-    ($out:ident, $($c:literal => $rust:ty { $($field:ident),* $(,)? })*) => {$(
-        let _ = writeln!($out, "_Static_assert(sizeof({}) == {}, \"size\");", $c, size_of::<$rust>());
-        let _ = writeln!($out, "_Static_assert(_Alignof({}) == {}, \"alignment\");", $c, align_of::<$rust>());
-        $(let _ = writeln!(
-            $out,
-            "_Static_assert(offsetof({}, {}) == {}, \"{}\");",
-            $c, stringify!($field), offset_of!($rust, $field), stringify!($field)
-        );)*
-    )*};
-}
-
-#[test]
-fn the_headers_structures_are_the_librarys() {
-    let mut source = String::from("#include \"kvferry.h\"\n");
-    assert_layout! { source,
-        "kvferry_target" => TargetHandle { engine, id }
-        "kvferry_batch" => BatchHandle { engine, id }
-        "kvferry_config" => Config { struct_size, devices, listen, name, batch_listen, settings, settings_count }
-        "kvferry_strided" => Strided { local, remote, length, count, local_stride, remote_stride }
-        "kvferry_pages" => Pages { address, numbers, count, page_stride, layer_stride, row_stride }
-        "kvferry_paged" => Paged { local, remote, layers, rows, row_bytes }
-        "kvferry_request" => Request { opcode, reserved, source, target, offset, length }
-        "kvferry_submit_options" => SubmitOptions { struct_size, producer_kind, without_kernel, producer, offload_mode, reserved, behind, behind_count }
-        "kvferry_batch_status" => BatchStatus { struct_size, state, path, bytes, failure, reserved }
-        "kvferry_path_statistics" => PathStatistics { completed, failed, cancelled, bytes }
-        "kvferry_statistics" => Statistics {
-            struct_size, pinned_bytes, staging_bytes, rejected_connections, fallbacks, refused, running,
-            regions, registered_bytes, mappings, mapped_peers, bounce_bytes, locked_bytes, paths,
-        }
-        "kvferry_api" => Api {
-            struct_size, abi_version, reserved, version, last_error, create, destroy, name, device,
-            register_memory, unregister_memory, allocate, free, open, import_segment,
-            export_segment, refresh, close, submit_ranges, submit_strided, submit_paged,
-            submit_requests, poll, wait, signal, release, event_descriptor, statistics, cancel,
-        }
-        "kvferry_status" => Status {}
-        "kvferry_engine" => EngineHandle {}
-    }
-    // A range is the engine's own, so its length is named otherwise there.
-    let _ = writeln!(
-        source,
-        "_Static_assert(sizeof(kvferry_range) == {}, \"\");",
-        size_of::<RangeEntry>()
-    );
-    let _ = writeln!(
-        source,
-        "_Static_assert(offsetof(kvferry_range, remote) == {}, \"\");",
-        offset_of!(RangeEntry, remote)
-    );
-    let _ = writeln!(
-        source,
-        "_Static_assert(offsetof(kvferry_range, length) == {}, \"\");",
-        offset_of!(RangeEntry, len)
-    );
-    let _ = writeln!(source, "_Static_assert(KVFERRY_ABI_VERSION == {ABI_VERSION}, \"\");");
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("layout.c");
-    std::fs::write(&file, source).expect("a file");
-    let header = concat!(env!("CARGO_MANIFEST_DIR"), "/include");
-    let compiled =
-        Command::new("cc").args(["-std=c11", "-fsyntax-only", "-I", header]).arg(&file).output();
-    match compiled {
-        Err(error) => skip("cxx", &error),
-        Ok(output) => {
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr))
-        }
-    }
 }
 
 #[test]
