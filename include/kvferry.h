@@ -343,6 +343,12 @@ typedef struct kvferry_api {
      * it has ended, not before. A peer that does not answer is given up after
      * MC_TCP_STATUS_TIMEOUT_SEC. Of a batch that has ended it changes nothing. */
     kvferry_status (*cancel)(kvferry_batch batch);
+
+    /* Tells how long the model's last step on a device (by its index) took. Call it as each step ends
+     * where MC_KVFERRY_POLICY=tail is set, which compares steps beside transfers between a GPU and host
+     * memory with steps beside none: transfers slow down while the slowest steps are longer than
+     * MC_KVFERRY_TAIL_BUDGET_PERCENT allows. Other policies ignore it. */
+    kvferry_status (*record_step)(kvferry_engine engine, uint32_t device, uint64_t nanoseconds);
 } kvferry_api;
 
 /* The one symbol of the library. NULL if the library does not know that version. */

@@ -45,6 +45,7 @@ static API: Api = Api {
     event_descriptor: calls::event_descriptor,
     statistics: calls::statistics,
     cancel: submit::cancel,
+    record_step: calls::record_step,
 };
 
 /// The table of functions; null if this library does not know the version.

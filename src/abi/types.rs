@@ -271,6 +271,7 @@ pub struct Api {
     pub event_descriptor: unsafe extern "C" fn(EngineHandle, *mut c_int) -> Status,
     pub statistics: unsafe extern "C" fn(EngineHandle, *mut Statistics) -> Status,
     pub cancel: unsafe extern "C" fn(BatchHandle) -> Status,
+    pub record_step: unsafe extern "C" fn(EngineHandle, u32, u64) -> Status,
 }
 
 type Submit<T> = unsafe extern "C" fn(

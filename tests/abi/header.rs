@@ -164,6 +164,7 @@ fn the_headers_structures_and_functions_are_the_librarys() {
             register_memory, unregister_memory, allocate, free, open, import_segment,
             export_segment, refresh, close, submit_ranges, submit_strided, submit_paged,
             submit_requests, poll, wait, signal, release, event_descriptor, statistics, cancel,
+            record_step,
         }
     }
     let paths = Path::ALL.len();
