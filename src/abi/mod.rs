@@ -12,7 +12,16 @@ mod status;
 mod submit;
 pub mod types;
 
+use std::sync::Arc;
+
+use kvferry_node::Node;
+
 pub use types::Api;
+
+/// A handle of an engine that Rust made, for tests: no name opens a simulated GPU.
+pub fn adopt(node: Arc<Node>) -> types::EngineHandle {
+    plugin::insert(node)
+}
 
 /// The table of version 1.
 static API: Api = Api {

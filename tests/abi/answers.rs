@@ -6,7 +6,7 @@ use std::ptr::{null, null_mut};
 use kvferry::abi::numbers::{INVALID_ARGUMENT, NOT_FOUND, OK};
 use kvferry::abi::types::*;
 
-use super::{api, engine, last_error};
+use super::engines::{api, engine, last_error};
 
 /// An engine of host memory, 4096 bytes of it, and itself as a target.
 struct Own {

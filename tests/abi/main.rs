@@ -3,31 +3,18 @@
 
 mod answers;
 mod calls;
+mod engines;
 mod header;
 
-use std::ffi::{CStr, CString, c_char};
 use std::process::Command;
-use std::ptr::null;
 use std::sync::Mutex;
 
-use calls::World;
-use kvferry::abi::types::*;
+use calls::{Arena, World};
+use engines::{Gpu, api, engine, last_error};
+use kvferry::abi::types::ABI_VERSION;
 use kvferry::abi::{Api, kvferry_load};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-
-fn api() -> &'static Api {
-    // SAFETY: the table is static.
-    unsafe { kvferry_load(ABI_VERSION).as_ref() }.expect("its own version")
-}
-
-fn last_error() -> String {
-    let mut text = [0 as c_char; 1024];
-    // SAFETY: as many bytes as said.
-    unsafe { (api().last_error)(text.as_mut_ptr(), text.len()) };
-    // SAFETY: it ends with a zero.
-    unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
-}
 
 #[test]
 fn other_versions_have_no_table() {
@@ -35,24 +22,6 @@ fn other_versions_have_no_table() {
         assert!(kvferry_load(version).is_null(), "{version}");
     }
     assert_eq!(api().struct_size, size_of::<Api>() as u64);
-}
-
-fn engine() -> EngineHandle {
-    let devices = CString::new("host").expect("no zero");
-    let config = Config {
-        struct_size: size_of::<Config>() as u64,
-        devices: devices.as_ptr(),
-        listen: null(),
-        name: null(),
-        batch_listen: null(),
-        settings: null(),
-        settings_count: 0,
-    };
-    let mut engine = 0;
-    // SAFETY: all pointers are to what they say.
-    let status = unsafe { (api().create)(&config, &mut engine) };
-    assert_eq!(status, 0, "{}", last_error());
-    engine
 }
 
 /// A log is a process's: the test runs itself again, with an unknown knob to be warned about.
@@ -98,13 +67,17 @@ fn calls() -> usize {
     given.map_or(10_000, |calls| calls.parse().expect("a number"))
 }
 
+fn arena() -> &'static mut Arena {
+    Box::leak(Box::new([0; _]))
+}
+
 /// Whatever is called, with whatever numbers: a status, and memory that was not offered is not
 /// touched. Pointers are right, null or misaligned: a wild one is beyond any library.
 #[test]
 fn ten_thousand_random_calls_are_answered() {
     let mut random = StdRng::seed_from_u64(seed());
-    let engines = Mutex::new(vec![engine(), engine()]);
-    let mut world = World::new(&engines);
+    let engines = Mutex::new(vec![engine(), Gpu::shared().engine()]);
+    let mut world = World::new(&engines, arena());
     let mut statuses = [0_u32; 16];
     for _ in 0..calls() {
         let status = world.call(&mut random);
@@ -115,6 +88,7 @@ fn ten_thousand_random_calls_are_answered() {
     let least = calls() as u32 / 100;
     assert!(statuses[..3].iter().all(|status| *status > least), "{statuses:?}");
     assert!(statuses[0] > 10 * least, "{statuses:?}");
+    assert!(world.ordered() > 0, "no batch behind work of an application's");
     for engine in engines.into_inner().expect("whole") {
         // SAFETY: a number.
         assert_eq!(unsafe { (api().destroy)(engine) }, 0);
@@ -126,10 +100,10 @@ fn ten_thousand_random_calls_are_answered() {
 #[test]
 fn threads_that_call_while_engines_are_destroyed_are_answered() {
     let seed = seed();
-    let engines = Mutex::new(vec![engine(), engine(), engine()]);
+    let engines = Mutex::new(vec![engine(), Gpu::shared().engine(), engine()]);
     let caller = |thread: u64| {
         let mut random = StdRng::seed_from_u64(seed.wrapping_add(thread));
-        let mut world = World::new(&engines);
+        let mut world = World::new(&engines, arena());
         let mut statuses = [0_u32; 16];
         for _ in 0..calls() / 4 {
             let status = world.call(&mut random);
