@@ -20,8 +20,9 @@
  *   default. Reserved fields are zero.
  * - What a caller passes may be freed once the function has returned, except memory that is
  *   registered.
- * - In a child of a process that used the library, and that did not exec, every function returns
- *   KVFERRY_FORKED and touches nothing.
+ * - In a child of a process that used the library, and that did not exec, every function that
+ *   returns a kvferry_status returns KVFERRY_FORKED and touches nothing. kvferry_load, version and
+ *   last_error answer as in the parent.
  *
  * Addresses are those of the process that owns the memory; sizes are bytes. */
 #ifndef KVFERRY_H
@@ -88,13 +89,14 @@ typedef struct kvferry_config {
     /* Such as "host,cuda:0,cuda:1"; NULL: host memory and every GPU that this process sees. */
     const char *devices;
     /* Where peers ask for this engine's memory, host:port; port 0 is any free one. NULL:
-     * "127.0.0.1:0", which only this host reaches. */
+     * "127.0.0.1:0", which only this host reaches. 0.0.0.0 (or [::]) is every address of this host, for
+     * all three ports of create: whoever reaches any of its networks reaches them. It needs a name. */
     const char *listen;
     /* The host:port that peers open, if it is not the one listened on; port 0 in it is the port
      * listened on. NULL: the one listened on. */
     const char *name;
-    /* Where peers that cannot map this process's memory reach it over TCP. NULL: as listen, with
-     * a port of its own. */
+    /* Where peers that cannot map this process's memory reach it over TCP. NULL: the address of
+     * listen, with a port of its own. */
     const char *batch_listen;
     /* "MC_...=value" each; they win over the environment. */
     const char *const *settings;
@@ -262,7 +264,14 @@ typedef struct kvferry_api {
      * asked about had failed. */
     size_t (*last_error)(char *text, size_t size);
 
-    /* Opens devices and listens for peers. config may be NULL. */
+    /* Opens devices and listens for peers. config may be NULL. Three ports are opened:
+     * - that of listen, which tells anyone who asks what memory is registered;
+     * - that of batch_listen, by which kvferry peers read and write registered memory. With
+     *   MC_KVFERRY_AUTH_KEY_FILE only those with the same key may, else anyone may;
+     * - a port beside that of listen, for Mooncake's TCP transport, which knows no keys: whoever
+     *   reaches it reads and writes registered memory. MC_KVFERRY_MOONCAKE=off closes it, and so does
+     *   MC_KVFERRY_AUTH_KEY_FILE unless MC_KVFERRY_MOONCAKE=on.
+     * Processes of the same user and host also reach it by an abstract Unix socket. */
     kvferry_status (*create)(const kvferry_config *config, kvferry_engine *engine);
     /* Waits for batches in flight and for peers that use registered memory now, then ends the engine;
      * peers see it as lost. Memory that was registered may be freed then. KVFERRY_BUSY: the engine is
@@ -291,7 +300,9 @@ typedef struct kvferry_api {
     /* Frees what allocate gave; waits for batches that use it. */
     kvferry_status (*free)(kvferry_engine engine, uint64_t address);
 
-    /* Opens a peer by its name; the engine itself is one, too. Takes up to 10 seconds. */
+    /* Opens a peer by its name; the engine itself is one, too. Takes up to 10 seconds, and what the
+     * resolver takes. Only kvferry peers: stock Mooncake processes are KVFERRY_UNREACHABLE from here
+     * (they reach this engine; the other way there is only Rust's Node::open_mooncake). */
     kvferry_status (*open)(kvferry_engine engine, const char *name, kvferry_target *target);
     /* As open, from the text that the peer's export_segment gave, for engines that carry
      * descriptors themselves. */
@@ -305,8 +316,15 @@ typedef struct kvferry_api {
     /* Batches in flight go on. */
     kvferry_status (*close)(kvferry_target target);
 
-    /* Begin to copy and return without waiting. The copies of a batch have no order among each
-     * other. If the list is wrong nothing is copied, and last_error names the position. */
+    /* Begin to copy and return without waiting for the copies. The copies of a batch have no order
+     * among each other. If the list is wrong nothing is copied, and last_error names the position.
+     *
+     * They may wait while the device's ring of descriptors has no room: it has 32 slots of 8192
+     * pieces, and a batch of more than a few pieces takes at least one until its launches have ended.
+     * Batches that wait, for a producer or behind others, hold 16 slots at most, about 130,000 pieces.
+     * A call that finds no room waits for the oldest launch, or for what that waits for, and other
+     * calls for the same device wait with it. (Between a GPU and host memory: 8 slots of 32,768 pieces
+     * in each direction.) */
     kvferry_status (*submit_ranges)(kvferry_target target, uint32_t opcode,
                                     const kvferry_range *ranges, size_t count,
                                     const kvferry_submit_options *options, kvferry_batch *batch);
@@ -327,7 +345,11 @@ typedef struct kvferry_api {
     kvferry_status (*poll)(kvferry_batch batch, kvferry_batch_status *status);
     /* As poll, once the batch has ended or the time (microseconds) is over. */
     kvferry_status (*wait)(kvferry_batch batch, uint64_t timeout, kvferry_batch_status *status);
-    /* Makes later work of a stream of the caller's wait for the batch, without the host. */
+    /* Makes later work of a stream of the caller's wait for the batch, without the host. How the batch
+     * ends the stream does not see. A batch that this process ends itself, over TCP or in steps
+     * (MC_KVFERRY_MAX_RATE, MC_KVFERRY_POLICY=tail), a stream can wait for where the device supports
+     * it, which AMD's do not. Else it is KVFERRY_INVALID_ARGUMENT over TCP, and KVFERRY_BUSY until all
+     * steps are submitted: wait for the batch on the host. */
     kvferry_status (*signal)(kvferry_batch batch, void *stream);
     /* Forgets a batch that has ended. */
     kvferry_status (*release)(kvferry_batch batch);
@@ -343,6 +365,12 @@ typedef struct kvferry_api {
      * it has ended, not before. A peer that does not answer is given up after
      * MC_TCP_STATUS_TIMEOUT_SEC. Of a batch that has ended it changes nothing. */
     kvferry_status (*cancel)(kvferry_batch batch);
+
+    /* Tells how long the model's last step on a device (by its index) took. Call it as each step ends
+     * where MC_KVFERRY_POLICY=tail is set, which compares steps beside transfers between a GPU and host
+     * memory with steps beside none: transfers slow down while the slowest steps are longer than
+     * MC_KVFERRY_TAIL_BUDGET_PERCENT allows. Other policies ignore it. */
+    kvferry_status (*record_step)(kvferry_engine engine, uint32_t device, uint64_t nanoseconds);
 } kvferry_api;
 
 /* The one symbol of the library. NULL if the library does not know that version. */

@@ -3,6 +3,7 @@
 use std::ffi::{OsString, c_char, c_int, c_void};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 
 use kvferry_engine::device::{Error as DeviceError, MadeBy};
 use kvferry_engine::{Config, DeviceName, Engine, Error, Path, open_device, visible_gpus};
@@ -93,7 +94,7 @@ fn config_of(settings: &[(&str, &str)]) -> Result<Config, Refusal> {
     let is_known = |name: &str| kvferry_engine::KNOBS.iter().any(|knob| knob.name == name);
     if let Some((name, _)) = settings.iter().find(|(name, _)| !is_known(name)) {
         let text = format!("{name} is not a knob of this version; `kvferry doctor` lists them");
-        return Err(Refusal { status: super::status::BAD_SETTING, text });
+        return Err(Refusal { status: super::numbers::BAD_SETTING, text });
     }
     Ok(Config::from_lookup(given)?)
 }
@@ -368,4 +369,75 @@ pub(super) unsafe extern "C" fn statistics(
         // SAFETY: the caller's contract, as in the header.
         unsafe { put_structure("statistics", statistics, &now) }
     })
+}
+
+pub(super) unsafe extern "C" fn record_step(
+    engine: EngineHandle,
+    device: u32,
+    nanoseconds: u64,
+) -> Status {
+    call(|| {
+        let plugin = plugin::find(engine)?;
+        device_at(&plugin.engine, device)?;
+        plugin.engine.record_step(device as usize, Duration::from_nanos(nanoseconds));
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use kvferry_device::sim::{SimOptions, sim};
+    use kvferry_engine::device::host;
+    use kvferry_engine::{Op, Range, State};
+
+    use super::super::numbers::{NOT_FOUND, OK};
+    use super::*;
+
+    #[test]
+    fn steps_that_a_caller_records_slow_transfers_down_under_the_tail_policy() {
+        const PIECES: u64 = 512;
+        const LONG: Duration = Duration::from_secs(60);
+        let (gpu, control) = sim(&SimOptions::default()).expect("always there");
+        let knobs = |name: &str| match name {
+            "MC_KVFERRY_POLICY" => Some("tail".into()),
+            "MC_KVFERRY_CACHE_DIR" => Some("off".into()),
+            _ => None,
+        };
+        let devices = [gpu, host().expect("always there")];
+        let config = Config::from_lookup(knobs).expect("good knobs");
+        let engine = Engine::new(config, devices.to_vec()).expect("an engine");
+        let [on_gpu, on_host] =
+            devices.map(|device| engine.allocate(&device, PIECES * 8192).expect("memory"));
+        let node = Node::start(engine.clone(), &NodeOptions::default()).expect("a node");
+        let handle = plugin::insert(node);
+        // SAFETY: numbers.
+        let step =
+            |device, microseconds: u64| unsafe { record_step(handle, device, microseconds * 1000) };
+        let range = |at: u64| Range {
+            local: on_gpu.addr() + (at ^ 1) * 8192,
+            remote: on_host.addr() + at * 4096,
+            len: 4096,
+        };
+        let ranges: Vec<_> = (0..PIECES).map(range).collect();
+        let own = engine.local().expect("itself");
+        let submit = || engine.submit(&own, Op::Write, &ranges).expect("submits");
+        let end = |batch| {
+            let state = engine.wait(batch, LONG).expect("known").state;
+            assert_eq!(state, State::Completed);
+        };
+        (0..256).for_each(|_| assert_eq!(step(0, 3000), OK));
+        control.hold();
+        let beside = submit();
+        // A fifth longer, beside the batch.
+        (0..512).for_each(|_| assert_eq!(step(0, 3600), OK));
+        control.release();
+        end(beside);
+        let next = submit();
+        assert!(engine.choice(next).expect("known").expect("an offload").in_steps);
+        end(next);
+
+        assert_eq!(step(2, 3000), NOT_FOUND);
+        plugin::remove(handle).expect("it is there");
+        assert_eq!(step(0, 3000), NOT_FOUND);
+    }
 }

@@ -7,7 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kvferry_engine::device::is_fork;
 
-use super::status::{FORKED, INTERNAL, OK, Refusal};
+use super::numbers::{FORKED, INTERNAL, OK};
+use super::status::Refusal;
 use super::types::{Status, Versioned};
 
 thread_local! {

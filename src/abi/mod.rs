@@ -6,12 +6,22 @@
 
 mod calls;
 mod guard;
+pub mod numbers;
 mod plugin;
 mod status;
 mod submit;
 pub mod types;
 
+use std::sync::Arc;
+
+use kvferry_node::Node;
+
 pub use types::Api;
+
+/// A handle of an engine that Rust made, for tests: no name opens a simulated GPU.
+pub fn adopt(node: Arc<Node>) -> types::EngineHandle {
+    plugin::insert(node)
+}
 
 /// The table of version 1.
 static API: Api = Api {
@@ -44,6 +54,7 @@ static API: Api = Api {
     event_descriptor: calls::event_descriptor,
     statistics: calls::statistics,
     cancel: submit::cancel,
+    record_step: calls::record_step,
 };
 
 /// The table of functions; null if this library does not know the version.

@@ -4,22 +4,8 @@ use kvferry_engine::device::Error as DeviceError;
 use kvferry_engine::{BadDeviceName, Error, KnobError};
 use kvferry_node::NodeError;
 
+use super::numbers::*;
 use super::types::Status;
-
-pub(super) const OK: Status = 0;
-pub(super) const INVALID_ARGUMENT: Status = 1;
-pub(super) const NOT_FOUND: Status = 2;
-pub(super) const BUSY: Status = 3;
-pub(super) const BAD_SETTING: Status = 4;
-pub(super) const UNREACHABLE: Status = 5;
-pub(super) const PEER_LOST: Status = 6;
-pub(super) const DEVICE_ERROR: Status = 7;
-pub(super) const OUT_OF_MEMORY: Status = 8;
-pub(super) const REFUSED: Status = 9;
-pub(super) const SYSTEM: Status = 10;
-pub(super) const FORKED: Status = 11;
-pub(super) const INTERNAL: Status = 12;
-pub(super) const CANCELLED: Status = 13;
 
 /// Why a call was refused: a code for the program, a sentence for a person.
 #[derive(Debug)]

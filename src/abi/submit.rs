@@ -9,13 +9,10 @@ use kvferry_engine::{
 };
 
 use super::guard::{self, call, list, out, put, put_structure, structure};
+use super::numbers::*;
 use super::plugin::{self, Plugin};
 use super::status::{self, Refusal};
 use super::types::{self, BatchHandle, EngineHandle, Status, TargetHandle};
-
-const NO_PRODUCER: u32 = 0;
-const STREAM: u32 = 1;
-const EVENT: u32 = 2;
 
 pub(super) unsafe extern "C" fn ranges(
     target: TargetHandle,
@@ -199,9 +196,6 @@ fn group(engine: EngineHandle, requests: &[types::Request]) -> Result<Vec<Group>
     Ok(groups)
 }
 
-const READ: u32 = 0;
-const WRITE: u32 = 1;
-
 fn op(opcode: u32) -> Result<Op, Refusal> {
     match opcode {
         READ => Ok(Op::Read),
@@ -249,10 +243,13 @@ unsafe fn submit(
     if given.reserved != 0 {
         return Err(Refusal::invalid("options: a reserved field is set"));
     }
-    let modes = OffloadMode::ALL;
-    let offload = *modes.get(given.offload_mode as usize).ok_or_else(|| {
-        Refusal::invalid(format!("offload_mode {} is none of 0 to 3", given.offload_mode))
-    })?;
+    let offload = match given.offload_mode {
+        OFFLOAD_AUTO => OffloadMode::Auto,
+        OFFLOAD_DIRECT => OffloadMode::Direct,
+        OFFLOAD_KERNEL => OffloadMode::Kernel,
+        OFFLOAD_STAGED => OffloadMode::Staged,
+        mode => return Err(Refusal::invalid(format!("offload_mode {mode} is none of 0 to 3"))),
+    };
     let count = usize::try_from(given.behind_count).unwrap_or(usize::MAX);
     // SAFETY: the caller's contract.
     let behind = unsafe { list("behind", given.behind, count) }?;
@@ -298,11 +295,11 @@ unsafe fn ask(
     let plugin = plugin::find(batch.engine)?;
     let found = plugin.engine.wait(BatchId::from_bits(batch.id), timeout)?;
     let (state, failure) = match &found.state {
-        State::Running => (0, status::OK),
-        State::Completed => (1, status::OK),
+        State::Running => (RUNNING, OK),
+        State::Completed => (COMPLETED, OK),
         State::Failed(error) => {
             guard::set_last_error(error.to_string());
-            (2, status::of(error))
+            (FAILED, status::of(error))
         }
     };
     let (path, bytes) = (number(found.path), found.bytes);
@@ -314,14 +311,14 @@ unsafe fn ask(
 /// `KVFERRY_PATH_*`.
 pub(super) fn number(path: Path) -> u32 {
     match path {
-        Path::None => 0,
-        Path::Kernel => 1,
-        Path::Dma => 2,
-        Path::Mixed => 3,
-        Path::Memcpy => 4,
-        Path::Tcp => 5,
-        Path::TcpStaged => 6,
-        Path::Staged => 7,
+        Path::None => PATH_NONE,
+        Path::Kernel => PATH_KERNEL,
+        Path::Dma => PATH_DMA,
+        Path::Mixed => PATH_MIXED,
+        Path::Memcpy => PATH_MEMCPY,
+        Path::Tcp => PATH_TCP,
+        Path::TcpStaged => PATH_TCP_STAGED,
+        Path::Staged => PATH_STAGED,
     }
 }
 

@@ -1,11 +1,10 @@
-//! The structures of `include/kvferry.h`, field by field; a test compiles the header and compares.
+//! The structures and functions of `include/kvferry.h`, field by field; a test compares the two.
 
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::Range;
 
-/// `KVFERRY_ABI_VERSION`.
-pub const ABI_VERSION: u32 = 1;
+pub use super::numbers::ABI_VERSION;
 
 /// `kvferry_status`.
 pub type Status = i32;
@@ -272,6 +271,7 @@ pub struct Api {
     pub event_descriptor: unsafe extern "C" fn(EngineHandle, *mut c_int) -> Status,
     pub statistics: unsafe extern "C" fn(EngineHandle, *mut Statistics) -> Status,
     pub cancel: unsafe extern "C" fn(BatchHandle) -> Status,
+    pub record_step: unsafe extern "C" fn(EngineHandle, u32, u64) -> Status,
 }
 
 type Submit<T> = unsafe extern "C" fn(

@@ -3,13 +3,10 @@
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 
+use kvferry::abi::numbers::{INVALID_ARGUMENT, NOT_FOUND, OK};
 use kvferry::abi::types::*;
 
-use super::{api, engine, last_error};
-
-const OK: Status = 0;
-const INVALID_ARGUMENT: Status = 1;
-const NOT_FOUND: Status = 2;
+use super::engines::{api, engine, last_error};
 
 /// An engine of host memory, 4096 bytes of it, and itself as a target.
 struct Own {

@@ -5,12 +5,13 @@ use std::ptr::{null, null_mut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvferry::abi::types::*;
-use rand::Rng;
-use rand::rngs::StdRng;
+use rand::{Rng, RngCore};
 
-/// Bytes of the memory that callers register. It is never freed: only who frees memory under a
-/// registered region breaks the contract, and calls here do not.
-const ARENA: u64 = 64 << 10;
+use super::engines::{Gpu, api, engine};
+
+/// Memory that callers register. It is never freed: only who frees memory under a registered region
+/// breaks the contract, and calls here do not.
+pub(crate) type Arena = [u64; 8 << 10];
 
 /// What one caller has come by.
 pub(crate) struct World<'a> {
@@ -20,10 +21,11 @@ pub(crate) struct World<'a> {
     addresses: Vec<u64>,
     targets: Vec<TargetHandle>,
     batches: Vec<BatchHandle>,
+    ordered: u32,
 }
 
 /// Numbers that a caller may hold by mistake, and some that are right.
-fn number(random: &mut StdRng, right: &[u64]) -> u64 {
+fn number(random: &mut dyn RngCore, right: &[u64]) -> u64 {
     match random.random_range(0..12) {
         0 => 0,
         1 => u64::MAX,
@@ -32,16 +34,16 @@ fn number(random: &mut StdRng, right: &[u64]) -> u64 {
     }
 }
 
-fn pick<T: Copy>(random: &mut StdRng, from: &[T]) -> Option<T> {
+fn pick<T: Copy>(random: &mut dyn RngCore, from: &[T]) -> Option<T> {
     from.get(random.random_range(0..from.len().max(1))).copied()
 }
 
-fn one_in(random: &mut StdRng, many: u32) -> bool {
+fn one_in(random: &mut dyn RngCore, many: u32) -> bool {
     random.random_range(0..many) == 0
 }
 
 /// The pointer, or seldom null, or a misaligned one, which is not followed.
-fn pointer<T>(random: &mut StdRng, right: *const T) -> *const T {
+fn pointer<T>(random: &mut dyn RngCore, right: *const T) -> *const T {
     match random.random_range(0..20) {
         0 => null(),
         1 if align_of::<T>() > 1 => right.wrapping_byte_add(1),
@@ -49,13 +51,13 @@ fn pointer<T>(random: &mut StdRng, right: *const T) -> *const T {
     }
 }
 
-fn place<T>(random: &mut StdRng, right: *mut T) -> *mut T {
+fn place<T>(random: &mut dyn RngCore, right: *mut T) -> *mut T {
     pointer(random, right).cast_mut()
 }
 
 /// The size of a structure as callers of other versions have it, or one that cannot be; never more
 /// than there is.
-fn struct_size<T>(random: &mut StdRng) -> u64 {
+fn struct_size<T>(random: &mut dyn RngCore) -> u64 {
     let whole = size_of::<T>() as u64;
     match random.random_range(0..8) {
         0 => 0,
@@ -67,7 +69,7 @@ fn struct_size<T>(random: &mut StdRng) -> u64 {
 }
 
 /// How many entries a list has, or a number that no list can have.
-fn count(random: &mut StdRng, right: usize) -> usize {
+fn count(random: &mut dyn RngCore, right: usize) -> usize {
     match random.random_range(0..12) {
         0 => 0,
         1 => usize::MAX,
@@ -77,17 +79,22 @@ fn count(random: &mut StdRng, right: usize) -> usize {
 }
 
 impl<'a> World<'a> {
-    pub(crate) fn new(engines: &'a Mutex<Vec<EngineHandle>>) -> Self {
-        let arena = vec![0_u64; ARENA as usize / 8].leak().as_mut_ptr() as u64;
+    pub(crate) fn new(engines: &'a Mutex<Vec<EngineHandle>>, arena: &'static mut Arena) -> Self {
+        let arena = arena.as_mut_ptr() as u64;
         let (addresses, targets, batches) = Default::default();
-        Self { engines, arena, addresses, targets, batches }
+        Self { engines, arena, addresses, targets, batches, ordered: 0 }
+    }
+
+    /// How many batches were submitted behind a stream or an event of an application's.
+    pub(crate) fn ordered(&self) -> u32 {
+        self.ordered
     }
 
     fn engines(&self) -> MutexGuard<'_, Vec<EngineHandle>> {
         self.engines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn address(&self, random: &mut StdRng) -> u64 {
+    fn address(&self, random: &mut dyn RngCore) -> u64 {
         let right = match one_in(random, 3) {
             true => &[self.arena][..],
             false => &self.addresses,
@@ -96,10 +103,12 @@ impl<'a> World<'a> {
     }
 
     /// Makes one call, and says how it was answered.
-    pub(crate) fn call(&mut self, random: &mut StdRng) -> Status {
+    pub(crate) fn call(&mut self, random: &mut dyn RngCore) -> Status {
         let mut made = BatchHandle::default();
-        let status = self.any(random, &mut made);
+        let mut ordered = false;
+        let status = self.any(random, &mut made, &mut ordered);
         if status == 0 && made != BatchHandle::default() {
+            self.ordered += u32::from(ordered);
             self.batches.push(made);
             if self.batches.len() > 32 {
                 self.batches.remove(0);
@@ -108,8 +117,13 @@ impl<'a> World<'a> {
         status
     }
 
-    fn any(&mut self, random: &mut StdRng, made: &mut BatchHandle) -> Status {
-        let api = super::api();
+    fn any(
+        &mut self,
+        random: &mut dyn RngCore,
+        made: &mut BatchHandle,
+        ordered: &mut bool,
+    ) -> Status {
+        let api = api();
         let any_engine = {
             let engines = self.engines();
             number(random, &engines)
@@ -129,17 +143,24 @@ impl<'a> World<'a> {
         let (local, remote) = (self.address(random), self.address(random));
         let length = number(random, &[1, 64, 4096, 5000]);
         let opcode = random.random_range(0..3);
+        let producer_kind = [0, 0, 1, 2, 3][random.random_range(0..5)];
+        let producer = match producer_kind {
+            1 => self.stream(random),
+            2 => pick(random, &Gpu::shared().events().collect::<Vec<_>>()).unwrap_or(null_mut()),
+            _ => null_mut(),
+        };
         let options = SubmitOptions {
             struct_size: struct_size::<SubmitOptions>(random),
-            producer_kind: random.random_range(0..8) / 7 * 3,
+            producer_kind,
             without_kernel: random.random_range(0..2),
-            producer: null_mut(),
+            producer,
             offload_mode: random.random_range(0..5),
             reserved: u32::from(one_in(random, 12)),
             behind: pointer(random, &raw const batch),
             behind_count: random.random_range(0..2),
         };
         let options = if random.random() { &raw const options } else { null() };
+        *ordered = (producer_kind == 1 || producer_kind == 2) && !options.is_null();
         let made_at = place(random, made);
         let mut text = [0 as c_char; 600];
         let size = random.random_range(0..text.len());
@@ -148,7 +169,7 @@ impl<'a> World<'a> {
         // SAFETY: pointers are to what the header asks for, or are not followed: null and
         // misaligned ones, and those of lists of an impossible length.
         unsafe {
-            match random.random_range(0..26) {
+            match random.random_range(0..27) {
                 0 => self.create_or_destroy(random),
                 1 => (api.destroy)(number(random, &[0])),
                 2 => {
@@ -239,7 +260,11 @@ impl<'a> World<'a> {
                 21 => (api.release)(batch),
                 22 => (api.event_descriptor)(any_engine, place(random, &mut 0)),
                 23 => (api.cancel)(batch),
-                24 => (api.signal)(batch, null_mut()),
+                24 => (api.signal)(batch, self.stream(random)),
+                25 => {
+                    let device = random.random_range(0..3);
+                    (api.record_step)(any_engine, device, random.random())
+                }
                 _ => {
                     let mut found: Statistics = std::mem::zeroed();
                     found.struct_size = struct_size::<Statistics>(random);
@@ -249,12 +274,21 @@ impl<'a> World<'a> {
         }
     }
 
+    /// A stream of the application's, or NULL, which is one, too.
+    fn stream(&self, random: &mut dyn RngCore) -> *mut c_void {
+        pick(random, &Gpu::shared().streams().collect::<Vec<_>>()).unwrap_or(null_mut())
+    }
+
+    fn new_engine(&self, random: &mut dyn RngCore) -> EngineHandle {
+        if random.random() { Gpu::shared().engine() } else { engine() }
+    }
+
     /// Some engines, not always the same.
-    fn create_or_destroy(&self, random: &mut StdRng) -> Status {
+    fn create_or_destroy(&self, random: &mut dyn RngCore) -> Status {
         let mut engines = self.engines();
         if engines.len() < 4 {
             drop(engines);
-            let engine = super::engine();
+            let engine = self.new_engine(random);
             self.engines().push(engine);
             return 0;
         }
@@ -262,11 +296,11 @@ impl<'a> World<'a> {
         let engine = engines.remove(at);
         drop(engines);
         // SAFETY: a number.
-        unsafe { (super::api().destroy)(engine) }
+        unsafe { (api().destroy)(engine) }
     }
 
-    fn open(&mut self, random: &mut StdRng, any_engine: EngineHandle) -> Status {
-        let api = super::api();
+    fn open(&mut self, random: &mut dyn RngCore, any_engine: EngineHandle) -> Status {
+        let api = api();
         let (mut text, mut opened) = ([0 as c_char; 600], TargetHandle::default());
         // SAFETY: as in `any`.
         let status = unsafe {
@@ -282,8 +316,8 @@ impl<'a> World<'a> {
         status
     }
 
-    fn import(&mut self, random: &mut StdRng, any_engine: EngineHandle) -> Status {
-        let api = super::api();
+    fn import(&mut self, random: &mut dyn RngCore, any_engine: EngineHandle) -> Status {
+        let api = api();
         let (mut blob, mut size, mut opened) = (vec![0_u8; 64 << 10], 0, TargetHandle::default());
         // SAFETY: as in `any`.
         let status = unsafe {

@@ -3,103 +3,18 @@
 
 mod answers;
 mod calls;
+mod engines;
+mod header;
 
-use std::ffi::{CStr, CString, c_char};
-use std::fmt::Write;
-use std::mem::offset_of;
 use std::process::Command;
-use std::ptr::null;
 use std::sync::Mutex;
 
-use calls::World;
-use kvferry::abi::types::*;
+use calls::{Arena, World};
+use engines::{Gpu, api, engine, last_error};
+use kvferry::abi::types::ABI_VERSION;
 use kvferry::abi::{Api, kvferry_load};
-use kvferry_device::conformance::skip;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-
-fn api() -> &'static Api {
-    // SAFETY: the table is static.
-    unsafe { kvferry_load(ABI_VERSION).as_ref() }.expect("its own version")
-}
-
-fn last_error() -> String {
-    let mut text = [0 as c_char; 1024];
-    // SAFETY: as many bytes as said.
-    unsafe { (api().last_error)(text.as_mut_ptr(), text.len()) };
-    // SAFETY: it ends with a zero.
-    unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
-}
-
-macro_rules! assert_layout {
-    ($out:ident, $($c:literal => $rust:ty { $($field:ident),* $(,)? })*) => {$(
-        let _ = writeln!($out, "_Static_assert(sizeof({}) == {}, \"size\");", $c, size_of::<$rust>());
-        let _ = writeln!($out, "_Static_assert(_Alignof({}) == {}, \"alignment\");", $c, align_of::<$rust>());
-        $(let _ = writeln!(
-            $out,
-            "_Static_assert(offsetof({}, {}) == {}, \"{}\");",
-            $c, stringify!($field), offset_of!($rust, $field), stringify!($field)
-        );)*
-    )*};
-}
-
-#[test]
-fn the_headers_structures_are_the_librarys() {
-    let mut source = String::from("#include \"kvferry.h\"\n");
-    assert_layout! { source,
-        "kvferry_target" => TargetHandle { engine, id }
-        "kvferry_batch" => BatchHandle { engine, id }
-        "kvferry_config" => Config { struct_size, devices, listen, name, batch_listen, settings, settings_count }
-        "kvferry_strided" => Strided { local, remote, length, count, local_stride, remote_stride }
-        "kvferry_pages" => Pages { address, numbers, count, page_stride, layer_stride, row_stride }
-        "kvferry_paged" => Paged { local, remote, layers, rows, row_bytes }
-        "kvferry_request" => Request { opcode, reserved, source, target, offset, length }
-        "kvferry_submit_options" => SubmitOptions { struct_size, producer_kind, without_kernel, producer, offload_mode, reserved, behind, behind_count }
-        "kvferry_batch_status" => BatchStatus { struct_size, state, path, bytes, failure, reserved }
-        "kvferry_path_statistics" => PathStatistics { completed, failed, cancelled, bytes }
-        "kvferry_statistics" => Statistics {
-            struct_size, pinned_bytes, staging_bytes, rejected_connections, fallbacks, refused, running,
-            regions, registered_bytes, mappings, mapped_peers, bounce_bytes, locked_bytes, paths,
-        }
-        "kvferry_api" => Api {
-            struct_size, abi_version, reserved, version, last_error, create, destroy, name, device,
-            register_memory, unregister_memory, allocate, free, open, import_segment,
-            export_segment, refresh, close, submit_ranges, submit_strided, submit_paged,
-            submit_requests, poll, wait, signal, release, event_descriptor, statistics, cancel,
-        }
-        "kvferry_status" => Status {}
-        "kvferry_engine" => EngineHandle {}
-    }
-    // A range is the engine's own, so its length is named otherwise there.
-    let _ = writeln!(
-        source,
-        "_Static_assert(sizeof(kvferry_range) == {}, \"\");",
-        size_of::<RangeEntry>()
-    );
-    let _ = writeln!(
-        source,
-        "_Static_assert(offsetof(kvferry_range, remote) == {}, \"\");",
-        offset_of!(RangeEntry, remote)
-    );
-    let _ = writeln!(
-        source,
-        "_Static_assert(offsetof(kvferry_range, length) == {}, \"\");",
-        offset_of!(RangeEntry, len)
-    );
-    let _ = writeln!(source, "_Static_assert(KVFERRY_ABI_VERSION == {ABI_VERSION}, \"\");");
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("layout.c");
-    std::fs::write(&file, source).expect("a file");
-    let header = concat!(env!("CARGO_MANIFEST_DIR"), "/include");
-    let compiled =
-        Command::new("cc").args(["-std=c11", "-fsyntax-only", "-I", header]).arg(&file).output();
-    match compiled {
-        Err(error) => skip("cxx", &error),
-        Ok(output) => {
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr))
-        }
-    }
-}
 
 #[test]
 fn other_versions_have_no_table() {
@@ -107,24 +22,6 @@ fn other_versions_have_no_table() {
         assert!(kvferry_load(version).is_null(), "{version}");
     }
     assert_eq!(api().struct_size, size_of::<Api>() as u64);
-}
-
-fn engine() -> EngineHandle {
-    let devices = CString::new("host").expect("no zero");
-    let config = Config {
-        struct_size: size_of::<Config>() as u64,
-        devices: devices.as_ptr(),
-        listen: null(),
-        name: null(),
-        batch_listen: null(),
-        settings: null(),
-        settings_count: 0,
-    };
-    let mut engine = 0;
-    // SAFETY: all pointers are to what they say.
-    let status = unsafe { (api().create)(&config, &mut engine) };
-    assert_eq!(status, 0, "{}", last_error());
-    engine
 }
 
 /// A log is a process's: the test runs itself again, with an unknown knob to be warned about.
@@ -170,13 +67,17 @@ fn calls() -> usize {
     given.map_or(10_000, |calls| calls.parse().expect("a number"))
 }
 
+fn arena() -> &'static mut Arena {
+    Box::leak(Box::new([0; _]))
+}
+
 /// Whatever is called, with whatever numbers: a status, and memory that was not offered is not
 /// touched. Pointers are right, null or misaligned: a wild one is beyond any library.
 #[test]
 fn ten_thousand_random_calls_are_answered() {
     let mut random = StdRng::seed_from_u64(seed());
-    let engines = Mutex::new(vec![engine(), engine()]);
-    let mut world = World::new(&engines);
+    let engines = Mutex::new(vec![engine(), Gpu::shared().engine()]);
+    let mut world = World::new(&engines, arena());
     let mut statuses = [0_u32; 16];
     for _ in 0..calls() {
         let status = world.call(&mut random);
@@ -187,6 +88,7 @@ fn ten_thousand_random_calls_are_answered() {
     let least = calls() as u32 / 100;
     assert!(statuses[..3].iter().all(|status| *status > least), "{statuses:?}");
     assert!(statuses[0] > 10 * least, "{statuses:?}");
+    assert!(world.ordered() > 0, "no batch behind work of an application's");
     for engine in engines.into_inner().expect("whole") {
         // SAFETY: a number.
         assert_eq!(unsafe { (api().destroy)(engine) }, 0);
@@ -198,10 +100,10 @@ fn ten_thousand_random_calls_are_answered() {
 #[test]
 fn threads_that_call_while_engines_are_destroyed_are_answered() {
     let seed = seed();
-    let engines = Mutex::new(vec![engine(), engine(), engine()]);
+    let engines = Mutex::new(vec![engine(), Gpu::shared().engine(), engine()]);
     let caller = |thread: u64| {
         let mut random = StdRng::seed_from_u64(seed.wrapping_add(thread));
-        let mut world = World::new(&engines);
+        let mut world = World::new(&engines, arena());
         let mut statuses = [0_u32; 16];
         for _ in 0..calls() / 4 {
             let status = world.call(&mut random);

@@ -409,6 +409,10 @@ int main(int count, char **arguments) {
     CHECK(ended == before[1] + 41 && completed > before[0]);
     CHECK(bytes_moved == before[2] + (completed - before[0] - 1) * SIZE + SIZE / 2);
 
+    CHECK(api->struct_size >= offsetof(kvferry_api, record_step) + sizeof api->record_step);
+    OK(api->record_step(engine, 0, 3 * 1000 * 1000));
+    IS(api->record_step(engine, 100, 1), KVFERRY_NOT_FOUND);
+
     misuse(engine, target, memory);
     defaults_are_enough();
     forked_child_is_refused(engine);
