@@ -35,67 +35,91 @@ struct PageLock<L> {
     /// The device that asked first, kept because the driver books the lock there.
     locker: Arc<L>,
     base: u64,
-    /// Bytes of each piece from the front; none if the application had locked it before.
-    pieces: Vec<u64>,
+    len: u64,
+    /// How many of [`PIECE`] bytes, of which the last may have less; none if the application had
+    /// locked it before.
+    pieces: u64,
 }
 
 impl<L: PageLocker> PageLock<L> {
     fn begin(locker: &Arc<L>, base: u64, len: u64) -> Result<Self> {
-        let mut lock = Self { locker: Arc::clone(locker), base, pieces: Vec::new() };
-        let mut done = 0;
-        while done < len {
-            let piece = PIECE.min(len - done);
-            match locker.lock(base + done, piece) {
-                Ok(true) => lock.pieces.push(piece),
-                Ok(false) if done == 0 => return Ok(lock),
+        let mut lock = Self { locker: Arc::clone(locker), base, len, pieces: 0 };
+        for offset in (0..len).step_by(PIECE as usize) {
+            match locker.lock(base + offset, PIECE.min(len - offset)) {
+                Ok(true) => lock.pieces += 1,
+                Ok(false) if offset == 0 => return Ok(lock),
                 Ok(false) => {
                     let _ = lock.end();
-                    return Err(refused(
-                        &**locker,
-                        format!(
-                            "the application has locked a part of the {len} bytes at {base:#x}"
-                        ),
-                    ));
+                    return Err(locked_in_part(&**locker, base, len));
                 }
                 Err(error) => {
                     let _ = lock.end();
                     return Err(error);
                 }
             }
-            done += piece;
         }
         Ok(lock)
     }
 
+    /// Where something else may begin to the device: the first bytes of the pieces and, as the
+    /// application may have locked any part of the memory, of each page of what it has.
+    fn borders(&self) -> impl Iterator<Item = u64> {
+        let step = if self.is_the_applications() { page_size() } else { PIECE };
+        (self.base..self.base + self.len).step_by(step as usize)
+    }
+
+    fn is_the_applications(&self) -> bool {
+        self.pieces == 0
+    }
+
     fn end(self) -> Result<()> {
-        let mut at = self.base + self.pieces.iter().sum::<u64>();
         let mut ended = Ok(());
         // What was locked last is unlocked first.
-        for piece in self.pieces.into_iter().rev() {
-            at -= piece;
-            ended = ended.and(self.locker.unlock(at));
+        for piece in (0..self.pieces).rev() {
+            ended = ended.and(self.locker.unlock(self.base + piece * PIECE));
         }
         ended
     }
+}
+
+fn page_size() -> u64 {
+    rustix::param::page_size() as u64
+}
+
+fn locked_in_part(locker: &impl Display, base: u64, len: u64) -> Error {
+    let name = format!(
+        "the application has locked a part of the {len} bytes at {base:#x}: let it lock all of them, or none"
+    );
+    refused(locker, name)
 }
 
 fn refused(locker: &impl Display, name: impl Into<String>) -> Error {
     Error::Call { call: "map_host", device: locker.to_string(), name: name.into(), code: 0 }
 }
 
-/// Where the device sees locked memory: in one piece, or not at all. Locks may also end at `borders`.
-fn device_address(locker: &impl PageLocker, host: u64, len: u64, borders: &[u64]) -> Result<u64> {
+/// Where the device sees memory with these locks: in one piece, or not at all.
+fn device_address<'a, L: PageLocker + 'a>(
+    locker: &L,
+    (host, len): (u64, u64),
+    locks: impl Iterator<Item = &'a PageLock<L>>,
+) -> Result<u64> {
     let first = locker.device_address(host)?;
-    let inside = borders.iter().filter_map(|border| border.checked_sub(host));
-    let ends = (1..len.div_ceil(PIECE)).map(|piece| piece * PIECE).chain([len - 1]);
-    for offset in ends.chain(inside.filter(|offset| *offset < len)) {
-        if locker.device_address(host + offset)? != first + offset {
-            return Err(refused(
-                locker,
-                "the device sees the pieces of the host memory at scattered addresses",
-            ));
-        }
+    let look = |at: u64| match locker.device_address(at)? == first + (at - host) {
+        true => Ok(()),
+        false => Err(refused(
+            locker,
+            "the device sees the pieces of the host memory at scattered addresses",
+        )),
+    };
+    let inside = host..host + len;
+    for lock in locks {
+        let mut borders = lock.borders().filter(|border| inside.contains(border));
+        borders.try_for_each(look).map_err(|error| match lock.is_the_applications() {
+            true => locked_in_part(locker, lock.base, lock.len),
+            false => error,
+        })?;
     }
+    look(host + len - 1)?;
     Ok(first)
 }
 
@@ -135,7 +159,7 @@ fn entries<L: PageLocker>(
     len: u64,
 ) -> impl DoubleEndedIterator<Item = Extent> + Clone + use<L> {
     let entries = if locker.locks_whole_pages() {
-        let page = rustix::param::page_size() as u64;
+        let page = page_size();
         let (base, bytes) = whole_pages(host, len);
         let end = base + bytes;
         let first = if host > base { base + page } else { base };
@@ -188,8 +212,10 @@ impl<L: PageLocker> PageLocks<L> {
                 }
             }
         }
-        let borders: Vec<_> = entries.clone().map(|(base, _)| base).collect();
-        let seen = locked.and_then(|()| device_address(&**locker, host, len, &borders));
+        let seen = locked.and_then(|()| {
+            let locks = entries.clone().filter_map(|entry| table.get(&entry)).map(|it| &it.lock);
+            device_address(&**locker, (host, len), locks)
+        });
         if seen.is_err() {
             for entry in added.into_iter().rev() {
                 let _ = table.remove(&entry).map(|shared| shared.lock.end());
@@ -242,7 +268,7 @@ impl<L: PageLocker> LockedFile<L> {
         })?;
         drop(fd);
         let locked = PageLock::begin(locker, base, len).and_then(|lock| {
-            match device_address(&**locker, base, len, &[]) {
+            match device_address(&**locker, (base, len), [&lock].into_iter()) {
                 Ok(addr) => Ok((addr, Self { len, lock })),
                 Err(error) => {
                     let _ = lock.end();
@@ -275,6 +301,8 @@ mod tests {
         taken: bool,
         /// No address is given for the last byte.
         cut: Option<u64>,
+        /// No address is given for that page.
+        hole: Option<u64>,
         /// Memory from there on is refused.
         full: Option<u64>,
         unlocked: Mutex<Vec<u64>>,
@@ -315,13 +343,14 @@ mod tests {
         fn device_address(&self, host: u64) -> Result<u64> {
             match self.cut {
                 Some(cut) if host >= cut => Err(refused(self, "no address")),
+                _ if self.hole == Some(host - host % page(1)) => Err(refused(self, "no address")),
                 _ => Ok(host + SHIFT),
             }
         }
     }
 
     fn page(number: u64) -> u64 {
-        number * rustix::param::page_size() as u64
+        number * page_size()
     }
 
     fn locked(books: &Books) -> Vec<Extent> {
@@ -493,5 +522,20 @@ mod tests {
         books.locked.lock().unwrap().push((page(1), page(1)));
         locks.unlock(&books, page(1), 9).expect("there");
         assert_eq!(*books.locked.lock().unwrap(), [(page(1), page(1))]);
+    }
+
+    #[test]
+    fn memory_of_which_the_application_has_locked_but_a_part_is_refused() {
+        let hole = Some(page(14));
+        let books = Arc::new(Books { taken: true, hole, ..Books::default() });
+        let locks = PageLocks::new();
+        for (host, len) in [(page(10), page(9)), (page(10) + 5, page(9)), (page(13), page(2) - 1)] {
+            let refused = locks.lock(&books, host, len).expect_err("page 14 is not locked");
+            assert!(refused.to_string().contains("all of them, or none"), "{refused}");
+            assert!(locks.unlock(&books, host, len).is_err(), "nothing stays in the table");
+        }
+        for (host, len) in [(page(10), page(4)), (page(15), page(4))] {
+            assert_eq!(locks.lock(&books, host, len), Ok(host + SHIFT));
+        }
     }
 }
