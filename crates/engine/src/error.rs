@@ -317,7 +317,7 @@ pub enum Error {
         /// Bytes of the allocation.
         allocation: u64,
     },
-    /// A registered region holds some of these bytes.
+    /// A registered region holds some of these bytes, or one whose unregistering has not ended.
     #[error(
         "region [{addr:#x}, {addr:#x} + {len}) overlaps [{start:#x}, {start:#x} + {region}), which is already registered"
     )]
