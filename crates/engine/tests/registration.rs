@@ -63,3 +63,39 @@ fn memory_is_not_registered_again_until_its_unregistering_is_over() {
         assert_eq!(engine.unregister(addr + 64), Ok(()));
     }
 }
+
+#[test]
+fn a_list_that_fails_says_which_regions_before_it_stay_because_something_uses_them() {
+    let (memory, engine) = memory_and_engine("0");
+    let addr = memory.addr();
+    let regions = LEN / 256;
+    let used = addr + 7 * 256;
+    let mut list: Vec<_> = (0..regions).map(|at| (addr + at * 256, 256)).collect();
+    list.push((addr, 0));
+    loop {
+        // SAFETY: all of them are unregistered before the memory is dropped.
+        let register = || unsafe { engine.register_all(&list) };
+        let (failed, lease) = std::thread::scope(|scope| {
+            let register = scope.spawn(register);
+            let mut lease = engine.lease(used, 1);
+            while lease.is_none() && !register.is_finished() {
+                std::thread::yield_now();
+                lease = engine.lease(used, 1);
+            }
+            (register.join().expect("no panic"), lease)
+        });
+        let stay: Vec<_> = lease.iter().map(|_| used).collect();
+        assert_eq!(engine.statistics().regions, stay.len() as u64);
+        let error = Box::new(Error::BadRegion { addr, len: 0 });
+        let index = regions as usize;
+        assert_eq!(failed, Err(Error::RegionOfList { index, error, stay }));
+        // If the list had failed before the lease, once more.
+        if lease.is_some() {
+            let said = failed.expect_err("as above").to_string();
+            assert!(said.contains("of 0 bytes") && said.contains(&format!("{used:#x}")), "{said}");
+            drop(lease);
+            assert_eq!(engine.unregister(used), Ok(()));
+            return;
+        }
+    }
+}
