@@ -240,7 +240,8 @@ pub trait Device: Debug + Send + Sync {
     /// On host memory as a device it does nothing and gives the same address.
     ///
     /// # Errors
-    /// The driver's, for memory that is not mapped or cannot be locked. Then none of it is locked.
+    /// The driver's, for memory that is not mapped or cannot be locked, and for memory that is mapped
+    /// already with more or less around it. Then none of it is locked.
     fn map_host(self: Arc<Self>, addr: u64, len: u64) -> Result<Mapping>;
 
     /// Whether this device can read and write memory of the device with that identity, once it is

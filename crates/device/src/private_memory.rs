@@ -21,8 +21,10 @@ pub fn private_memory(addr: u64, len: u64) -> Result<Allocation> {
     let unreadable = |error: std::io::Error| refused(addr, format!("{MAPS}: {error}"));
     let end = addr.saturating_add(len);
     let mut at = addr;
-    for line in BufReader::new(File::open(MAPS).map_err(unreadable)?).lines() {
+    // Names of files may be any bytes.
+    for line in BufReader::new(File::open(MAPS).map_err(unreadable)?).split(b'\n') {
         let line = line.map_err(unreadable)?;
+        let line = String::from_utf8_lossy(&line);
         let Some(span) = Span::parse(&line).filter(|span| span.end > at) else { continue };
         if span.start > at {
             break;
@@ -76,10 +78,12 @@ fn is_behind_the_end_of_its_file(addr: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
     use std::os::fd::AsFd;
+    use std::os::unix::ffi::OsStrExt;
 
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-    use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+    use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 
     use super::*;
     use crate::software::{map, unmap};
@@ -173,5 +177,21 @@ mod tests {
         private_memory(base, page).expect("what is left");
         assert_eq!(refused_at(base, 2 * page), base + 2 * page - 1);
         unmap(base, 3 * page);
+    }
+
+    #[test]
+    fn a_file_whose_name_is_no_text_hides_nothing_that_is_mapped_above_it() {
+        let pages = Pages::new();
+        let Pages { base, page } = pages;
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join(OsStr::from_bytes(b"\xff"));
+        std::fs::write(&path, vec![1; page as usize]).expect("a file");
+        let file = File::open(&path).expect("it is there");
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+        // SAFETY: it takes the place of the first of our pages, which nothing uses.
+        unsafe { mmap(base as *mut _, page as usize, ProtFlags::READ, flags, &file, 0) }
+            .expect("maps");
+        private_memory(base + page, 2 * page).expect("it is there");
+        assert_eq!(refused_at(base, page), base);
     }
 }

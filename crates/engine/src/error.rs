@@ -245,6 +245,15 @@ pub enum FormError {
     },
 }
 
+fn but_for(stay: &[u64]) -> String {
+    if stay.is_empty() {
+        return String::new();
+    }
+    let stay: Vec<_> = stay.iter().map(|addr| format!("{addr:#x}")).collect();
+    let stay = stay.join(", ");
+    format!(" but for those in use, at {stay}: keep their memory, and unregister them later")
+}
+
 fn of_page(page: &Option<FormPage>) -> String {
     page.map_or(String::new(), |FormPage { number, position }| {
         format!(" (page {number}, at position {position} of the list)")
@@ -317,7 +326,7 @@ pub enum Error {
         /// Bytes of the allocation.
         allocation: u64,
     },
-    /// A registered region holds some of these bytes.
+    /// A registered region holds some of these bytes, or one whose unregistering has not ended.
     #[error(
         "region [{addr:#x}, {addr:#x} + {len}) overlaps [{start:#x}, {start:#x} + {region}), which is already registered"
     )]
@@ -333,7 +342,8 @@ pub enum Error {
     },
     /// One of several regions could not be registered; those before it were taken back.
     #[error(
-        "region {index} of the list: {error}; the {index} regions before it were unregistered again"
+        "region {index} of the list: {error}; the {index} regions before it were unregistered again{}",
+        but_for(stay)
     )]
     RegionOfList {
         /// Position in the list.
@@ -341,6 +351,9 @@ pub enum Error {
         /// Why.
         #[source]
         error: Box<Error>,
+        /// First bytes of those before it that are registered all the same: something used them
+        /// already. Their memory must stay, and they are the caller's to unregister.
+        stay: Vec<u64>,
     },
     /// No region begins at that address.
     #[error("no registered region begins at {addr:#x}")]

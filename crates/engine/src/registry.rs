@@ -142,6 +142,9 @@ pub(crate) fn in_process(incarnation: Identity) -> Option<Arc<Registry>> {
 #[derive(Debug, Default)]
 struct Regions {
     by_addr: BTreeMap<u64, Arc<Region>>,
+    /// Those that somebody ends: nobody finds them, but their memory is theirs until that is done,
+    /// as they come back if they stay in use. They overlap none of the others.
+    withdrawn: BTreeMap<u64, Arc<Region>>,
     /// By number of their segments.
     segments: Vec<NamedSegment>,
     /// Numbers that name no region.
@@ -169,6 +172,14 @@ impl Regions {
         });
         self.segments[number].generation += 1;
         SegmentRef { segment: number as u64, generation: self.segments[number].generation }
+    }
+
+    /// The allocation, if that was its last region.
+    fn end_region_of(&mut self, key: AllocationKey) -> Option<Exported> {
+        let exported = self.allocations.get_mut(&key)?;
+        exported.regions -= 1;
+        let unused = exported.regions == 0;
+        unused.then(|| self.allocations.remove(&key)).flatten()
     }
 
     fn publish(&mut self, region: Arc<Region>) {
@@ -265,6 +276,7 @@ impl Registry {
         let region = state.by_addr.remove(&addr).ok_or(Error::UnknownRegion { addr })?;
         state.segments[region.segment.segment as usize].region = None;
         region.withdrawn.store(true, Ordering::Relaxed);
+        state.withdrawn.insert(addr, Arc::clone(&region));
         state.table = None;
         Ok(region)
     }
@@ -272,7 +284,9 @@ impl Registry {
     /// Puts a withdrawn region back, because it is still in use.
     pub(crate) fn restore(&self, region: Arc<Region>) {
         region.withdrawn.store(false, Ordering::Relaxed);
-        self.state().publish(region);
+        let mut state = self.state();
+        state.withdrawn.remove(&region.addr);
+        state.publish(region);
     }
 
     /// Keeps the region of that name registered until the pin is dropped; none if it is not (any
@@ -286,15 +300,14 @@ impl Registry {
 
     /// Ends a withdrawn region that nobody uses any more.
     pub(crate) fn forget(&self, region: &Region) {
-        let mut state = self.state();
-        state.free_segments.push(region.segment.segment as usize);
-        let Some(exported) = state.allocations.get_mut(&region.allocation) else { return };
-        exported.regions -= 1;
-        let unused = exported.regions == 0;
-        let ended = unused.then(|| state.allocations.remove(&region.allocation));
+        let ended = {
+            let mut state = self.state();
+            state.free_segments.push(region.segment.segment as usize);
+            state.end_region_of(region.allocation)
+        };
         // Outside the lock: it ends page-locks.
-        drop(state);
         drop(ended);
+        self.state().withdrawn.remove(&region.addr);
     }
 
     /// Makes an allocation of the engine's own exportable, without a region that a peer could use.
@@ -439,9 +452,11 @@ impl Registry {
     }
 
     fn refuse_overlap(&self, state: &Regions, addr: u64, len: u64) -> Result<()> {
-        let before = state.by_addr.range(..addr + len).next_back().map(|(_, region)| region);
-        match before.filter(|region| region.addr + region.len > addr) {
-            Some(region) => {
+        let mut before = [&state.by_addr, &state.withdrawn]
+            .into_iter()
+            .filter_map(|regions| regions.range(..addr + len).next_back());
+        match before.find(|(_, region)| region.addr + region.len > addr) {
+            Some((_, region)) => {
                 Err(Error::AlreadyRegistered { addr, len, start: region.addr, region: region.len })
             }
             None => Ok(()),

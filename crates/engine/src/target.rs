@@ -1,8 +1,7 @@
 //! A peer's segment, opened: what may be read and written there, and where it is mapped here.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 
 use kvferry_device::{Device, DeviceUuid, MadeBy, Mapping};
 use kvferry_wire::segment::SegmentRef;
@@ -38,8 +37,6 @@ struct Inner {
     cache: Arc<MappingCache>,
     keeper: Keeper,
     reach: Reach,
-    /// Some of its memory cannot be mapped.
-    has_private: AtomicBool,
     /// The lanes to it, once there are some.
     session: OnceLock<Arc<Session>>,
     /// The mappings are that process's.
@@ -80,6 +77,7 @@ pub(crate) struct RemoteTable {
     regions: Vec<RemoteRegion>,
     /// All regions have a name on the wire.
     serves_all: bool,
+    /// Some of it cannot be mapped.
     has_private: bool,
 }
 
@@ -203,7 +201,6 @@ impl Target {
         let (incarnation, process, pid) = (segment.incarnation, segment.process, segment.pid);
         let registry = in_process(incarnation).map(|registry| Arc::downgrade(&registry));
         let table = RemoteTable::new(&name, segment)?;
-        let has_private = AtomicBool::new(table.has_private);
         let table = RwLock::new(Arc::new(table));
         let keeper = cache.keeper();
         let session = match &reach {
@@ -224,7 +221,6 @@ impl Target {
                 cache,
                 keeper,
                 reach,
-                has_private,
                 session,
                 lost,
             }),
@@ -272,7 +268,6 @@ impl Target {
         let table = Arc::new(table);
         // The table first: a mapping that is made meanwhile is kept only if the table has it.
         *inner.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&table);
-        inner.has_private.store(table.has_private, Ordering::Release);
         inner.cache.release(inner.keeper, |key| table.lists(key));
         Ok(())
     }
@@ -321,8 +316,7 @@ impl Target {
 
     /// Whether mappings reach all of its memory, or it is in this process.
     pub(crate) fn is_near(&self) -> bool {
-        !self.is_far()
-            && (self.inner.registry.is_some() || !self.inner.has_private.load(Ordering::Acquire))
+        !self.is_far() && (self.inner.registry.is_some() || !self.inner.table_now().has_private)
     }
 
     /// The lanes to it, if there are any.
@@ -352,7 +346,7 @@ impl Target {
     }
 
     pub(crate) fn table(&self) -> Arc<RemoteTable> {
-        Arc::clone(&self.inner.table.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.inner.table_now())
     }
 
     /// The registered memory of a target in this process; `None` for another process's.
@@ -389,6 +383,10 @@ impl Target {
 }
 
 impl Inner {
+    fn table_now(&self) -> RwLockReadGuard<'_, Arc<RemoteTable>> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn open(
         &self,
         allocation: &SegmentAllocation,
@@ -419,6 +417,44 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if self.made_by.is_this_process() {
             self.cache.release(self.keeper, |_| false);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::engine::Engine;
+    use crate::segment::{NoExports, SegmentRegion};
+
+    #[test]
+    fn whoever_sees_a_newer_segment_knows_that_some_of_it_cannot_be_mapped() {
+        let host = kvferry_device::host().expect("always there");
+        let vendor = host.info().vendor;
+        let incarnation = Identity::random();
+        let key = AllocationKey { device: host.info().uuid, id: 1 };
+        let segment = |mappable| Segment {
+            incarnation,
+            process: Identity::random(),
+            pid: 1,
+            allocations: vec![SegmentAllocation { key, vendor, base: 4096, len: 4096, mappable }],
+            regions: vec![SegmentRegion { addr: 4096, len: 64, allocation: key, segment: None }],
+        };
+        let engine = Engine::new(Config::default(), vec![host]).expect("an engine");
+        let target = engine.open("peer", segment(false), Arc::new(NoExports)).expect("opens");
+        for _ in 0..2000 {
+            target.refresh(segment(true)).expect("the same engine's");
+            std::thread::scope(|scope| {
+                let reader = scope.spawn(|| {
+                    while !target.table().is_private(0) {
+                        std::hint::spin_loop();
+                    }
+                    target.is_near()
+                });
+                target.refresh(segment(false)).expect("as at the beginning");
+                assert!(!reader.join().expect("no panic"));
+            });
         }
     }
 }

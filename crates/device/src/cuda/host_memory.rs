@@ -10,6 +10,10 @@ use crate::page_lock::{PageLocker, PageLocks};
 pub(super) static LOCKS: PageLocks<Context> = PageLocks::new();
 
 impl PageLocker for Context {
+    fn locks_whole_pages(&self) -> bool {
+        true
+    }
+
     fn lock(&self, host: u64, len: u64) -> Result<bool> {
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
         // SAFETY: the driver refuses memory that is not mapped; `unlock` undoes it.

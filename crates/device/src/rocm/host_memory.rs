@@ -10,6 +10,12 @@ use crate::page_lock::{PageLocker, PageLocks};
 pub(super) static LOCKS: PageLocks<Context> = PageLocks::new();
 
 impl PageLocker for Context {
+    // `ihipMemcpy_validate` in clr's hip_memory.cpp refuses copies that leave a registered buffer,
+    // and `ihipHostRegister` there makes a buffer of just the bytes that it is given.
+    fn locks_whole_pages(&self) -> bool {
+        false
+    }
+
     fn lock(&self, host: u64, len: u64) -> Result<bool> {
         let flags = sys::hipHostRegisterPortable | sys::hipHostRegisterMapped;
         // SAFETY: HIP refuses memory that is not mapped; `unlock` undoes it.

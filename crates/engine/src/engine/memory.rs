@@ -41,7 +41,8 @@ impl Engine {
     /// Registers all regions of the list, or none.
     ///
     /// # Errors
-    /// [`Error::RegionOfList`] names the one that failed.
+    /// [`Error::RegionOfList`] names the one that failed, and those before it that stay registered
+    /// because batches use them already.
     ///
     /// # Safety
     /// As [`Engine::register`], for each.
@@ -49,10 +50,11 @@ impl Engine {
         for (index, &(addr, len)) in regions.iter().enumerate() {
             // SAFETY: the caller's contract.
             if let Err(error) = unsafe { self.register(addr, len) } {
-                for &(addr, _) in regions[..index].iter().rev() {
-                    self.unregister(addr)?;
-                }
-                return Err(Error::RegionOfList { index, error: Box::new(error) });
+                let before = regions[..index].iter().rev().map(|&(addr, _)| addr);
+                let stays =
+                    |&addr: &_| matches!(self.unregister(addr), Err(Error::RegionBusy { .. }));
+                let stay = before.filter(stays).collect();
+                return Err(Error::RegionOfList { index, error: Box::new(error), stay });
             }
         }
         Ok(())
