@@ -658,6 +658,40 @@ fn an_engine_that_is_dropped_in_flight_ends_its_batches_first() {
 }
 
 #[test]
+fn an_engine_that_is_dropped_waits_for_what_it_copies_for_a_peer() {
+    let (device, control) = gpu();
+    let memory = Arc::clone(&device).allocate(LEN).expect("memory");
+    let there = Engine::new(config(SMALL), vec![Arc::clone(&device)]).expect("an engine");
+    // SAFETY: the engine is dropped before the memory.
+    unsafe { there.register(memory.addr(), LEN) }.expect("it is the device's");
+    let listener = there.listen("127.0.0.1:0".parse().unwrap()).expect("listens");
+    let engine = Engine::new(config(SMALL), vec![host()]).expect("an engine");
+    let local = engine.allocate(&engine.devices()[0], LEN).expect("memory");
+    let address = listener.address().to_string();
+    let target = engine.open_tcp("peer", there.segment(), &address).expect("opens");
+    let given = || control.calls("launch") + control.calls("copy");
+    let before = given();
+    control.hold();
+    let pieces: Vec<_> = (0..LEN / 8192)
+        .map(|at| Range {
+            local: local.addr() + at * 4096,
+            remote: memory.addr() + at * 8192,
+            len: 4096,
+        })
+        .collect();
+    let id = engine.submit(&target, Op::Write, &pieces).expect("submits");
+    until(|| given() > before);
+    let dropped = std::thread::spawn(move || drop(there));
+    // Nobody serves it any more, so all sockets and their threads are gone.
+    let state = engine.wait(id, PATIENCE).expect("known").state;
+    assert!(matches!(state, State::Failed(_)), "{state:?}");
+    assert!(!dropped.is_finished(), "the device still writes");
+    control.release();
+    dropped.join().expect("no panic");
+    drop(memory);
+}
+
+#[test]
 fn a_restarted_engine_at_the_same_address_is_refused_by_name() {
     let Pair { target, local, engine, there } = Pair::new(&host(), &host(), &[]);
     let remote = there.buffer.addr();

@@ -78,6 +78,11 @@ impl Staging {
         self.pools[index].get_or_init(open).clone()
     }
 
+    /// Whether nobody knows what its copies of a device do.
+    pub(super) fn is_lost(&self, index: usize) -> bool {
+        matches!(self.pools[index].get(), Some(Ok(pool)) if pool.lane.is_lost())
+    }
+
     /// Bytes of all pinned slices.
     pub(super) fn slot_bytes(&self) -> u64 {
         self.open_pools().map(|pool| pool.pinned_bytes).sum()

@@ -50,7 +50,7 @@ pub(crate) struct Tcp {
     /// One for each thread that has ever planned at the same time as others.
     scratches: Mutex<Vec<Scratch>>,
     endings: Endings,
-    _threads: Threads,
+    threads: Threads,
 }
 
 /// Address and incarnation of a peer.
@@ -102,7 +102,7 @@ impl Tcp {
             overlap_check: config.overlap_check,
             scratches: Mutex::default(),
             endings: Endings::default(),
-            _threads: threads,
+            threads,
         })
     }
 
@@ -135,6 +135,16 @@ impl Tcp {
         address: std::net::SocketAddr,
     ) -> Result<Listener> {
         Listener::start(&self.shared, registry, address)
+    }
+
+    /// Ends all lanes and whatever is served to peers. Copies that were submitted run to their ends.
+    pub(crate) fn close(&self) {
+        self.threads.close();
+    }
+
+    /// Whether nobody knows what its copies of a device do.
+    pub(crate) fn is_lost(&self, device: usize) -> bool {
+        self.shared.staging.is_lost(device)
     }
 
     /// Bytes of the pinned slots.

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use crate::error::{Error, Result};
 
 /// The threads, started when they are first needed. Dropping it ends them, and with them all that runs
-/// there.
+/// there; of a thread that drops it itself, once it has returned to its runtime.
 #[derive(Debug)]
 pub(super) struct Threads(Spread);
 
@@ -50,8 +50,9 @@ impl Threads {
     }
 }
 
-impl Drop for Threads {
-    fn drop(&mut self) {
+impl Threads {
+    /// Ends the threads, and waits for all but the calling one.
+    pub(super) fn close(&self) {
         let close = |place: &Mutex<Place>| {
             let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
             match std::mem::replace(&mut *place, Place::Closed) {
@@ -62,11 +63,18 @@ impl Drop for Threads {
                 Place::Empty | Place::Closed => None,
             }
         };
+        // All are told before the first is waited for.
         let threads: Vec<_> = self.0.threads.iter().filter_map(close).collect();
-        // A thread that runs tasks does not wait: it may be one of them.
-        if Handle::try_current().is_err() {
-            threads.into_iter().for_each(|thread| drop(thread.join()));
-        }
+        let here = std::thread::current().id();
+        let others = threads.into_iter().filter(|thread| thread.thread().id() != here);
+        // A panic there was reported when it happened.
+        others.for_each(|thread| drop(thread.join()));
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 
@@ -134,5 +142,50 @@ mod tests {
         drop(threads);
         assert_eq!(spread.started(), 0);
         assert!(spread.next().is_err(), "nothing is started behind the end");
+    }
+
+    /// Says that it is gone, some time after that began.
+    struct Slow(Arc<AtomicUsize>);
+
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn what_runs_is_over_when_they_are_dropped_also_by_somebody_elses_task() {
+        let gone = Arc::new(AtomicUsize::new(0));
+        let threads = Threads::new(2);
+        for _ in 0..2 {
+            let task = Slow(Arc::clone(&gone));
+            threads.spread().next().unwrap().spawn(async move {
+                let _task = task;
+                std::future::pending::<()>().await;
+            });
+        }
+        let runtime = Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async { drop(threads) });
+        assert_eq!(gone.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn one_of_them_that_drops_them_does_not_wait_for_itself() {
+        let threads = Threads::new(2);
+        let (one, other) = (threads.spread().next().unwrap(), threads.spread().next().unwrap());
+        let gone = Arc::new(AtomicUsize::new(0));
+        let task = Slow(Arc::clone(&gone));
+        other.spawn(async move {
+            let _task = task;
+            std::future::pending::<()>().await;
+        });
+        let (told, heard) = std::sync::mpsc::channel();
+        one.spawn(async move {
+            drop(threads);
+            told.send(()).unwrap();
+        });
+        heard.recv().unwrap();
+        assert_eq!(gone.load(Ordering::Relaxed), 1, "it waited for the other one");
     }
 }
