@@ -3,9 +3,9 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{Builder as Named, JoinHandle};
 
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
 use crate::error::{Error, Result};
@@ -89,7 +89,8 @@ impl Spread {
         match &*place {
             Place::Taken(thread) => Ok(thread.handle.clone()),
             Place::Empty => {
-                let thread = start()?;
+                let spawn = |run| Named::new().name("kvferry-tcp".into()).spawn(run);
+                let thread = start(spawn)?;
                 let handle = thread.handle.clone();
                 *place = Place::Taken(thread);
                 Ok(handle)
@@ -109,18 +110,25 @@ impl Spread {
     }
 }
 
-fn start() -> Result<Thread> {
+/// The thread comes first, and waits for its runtime: one that has no thread to run it could not be
+/// dropped here, where a task may be running.
+fn start(
+    spawn: impl FnOnce(Box<dyn FnOnce() + Send>) -> std::io::Result<JoinHandle<()>>,
+) -> Result<Thread> {
     let failed = |call, error: std::io::Error| Error::System { call, reason: error.to_string() };
+    let (give, given) = std::sync::mpsc::channel::<Runtime>();
+    let (until, ended) = oneshot::channel::<()>();
+    let thread = spawn(Box::new(move || {
+        // There is none if it could not be made.
+        let Ok(runtime) = given.recv() else { return };
+        // An error says that the sender was dropped, which is what ends it.
+        let _ = runtime.block_on(ended);
+    }));
+    let thread = thread.map_err(|error| failed("thread", error))?;
     let runtime = Builder::new_current_thread().enable_io().enable_time().build();
     let runtime = runtime.map_err(|error| failed("runtime", error))?;
     let handle = runtime.handle().clone();
-    let (until, ended) = oneshot::channel::<()>();
-    let run = move || {
-        // An error says that the sender was dropped, which is what ends it.
-        let _ = runtime.block_on(ended);
-    };
-    let thread = std::thread::Builder::new().name("kvferry-tcp".into()).spawn(run);
-    let thread = thread.map_err(|error| failed("thread", error))?;
+    give.send(runtime).expect("the thread waits for it");
     Ok(Thread { handle, until, thread })
 }
 
@@ -187,5 +195,13 @@ mod tests {
         });
         heard.recv().unwrap();
         assert_eq!(gone.load(Ordering::Relaxed), 1, "it waited for the other one");
+    }
+
+    #[test]
+    fn a_thread_that_cannot_be_spawned_is_an_error_to_a_task_and_no_panic() {
+        let none = |_| Err(std::io::ErrorKind::WouldBlock.into());
+        let runtime = Builder::new_current_thread().build().unwrap();
+        let error = runtime.block_on(async { start(none) }).unwrap_err();
+        assert!(matches!(error, Error::System { call: "thread", .. }), "{error}");
     }
 }
