@@ -90,7 +90,7 @@ impl Staging {
 
     /// Bytes of pinned memory that the queues beside them hold.
     pub(super) fn queue_bytes(&self) -> u64 {
-        self.open_pools().map(|pool| pool.lane.lock().pinned_bytes()).sum()
+        self.open_pools().map(|pool| pool.lane.pinned_bytes).sum()
     }
 
     fn open_pools(&self) -> impl Iterator<Item = &Arc<Pool>> {
