@@ -345,9 +345,7 @@ impl Engine {
         let far: Vec<_> = far.iter().filter(|part| !part.copies.are_empty()).collect();
         let planned = match far.is_empty() {
             true => None,
-            false if !(behind.pending.is_empty() && behind.paced.is_empty()) => {
-                return Err(not_behind());
-            }
+            false if !behind.is_empty() => return Err(not_behind()),
             false => {
                 let tcp = self.tcp()?;
                 let planned = tcp.plan(&self.peer, &self.registry, &far)?;
@@ -441,7 +439,7 @@ impl Engine {
         let Some(pending) = pending else { return Ok(()) };
         let mut steps = Vec::new();
         if let Some(transfer) = pending.transfer.filter(|transfer| !transfer.ended()) {
-            steps.push(self.tcp()?.ending(&self.peer, &transfer)?);
+            steps.push(self.tcp()?.ending_for_stream(&self.peer, &transfer)?);
         }
         for paced in pending.paced.iter() {
             steps.extend(paced.submissions().ok_or(Error::NotAllSubmitted(id))?);
@@ -509,7 +507,7 @@ impl Engine {
                 pending.transfer.clone().filter(|transfer| !transfer.ended())
             })?;
             if let Some(transfer) = transfer.flatten() {
-                all.pending.push(self.tcp()?.ending(&self.peer, &transfer)?);
+                all.transfers.push((self.tcp()?, transfer));
             }
         }
         Ok(all)

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kvferry_device::{Capabilities, Consumer, Device, DeviceUuid, Vendor, host_uuid};
 
-use super::fences::{Behind, Fences, Order};
+use super::fences::{Behind, Order};
 use super::lane::Lane;
 use super::load::Load;
 use super::offload::{Choice, Direction, Offload, Paced, Parts, Request};
@@ -454,7 +454,10 @@ impl Peer {
         overlaps: &mut Overlaps<'_>,
     ) -> Result<Submitted> {
         let parts: Vec<_> = plans.iter().zip(strides).collect();
-        let fences = Fences::of(&behind.pending);
+        let fences = match plans.first() {
+            Some(plan) => behind.fences(self.lane(plan.device()))?,
+            None => return Ok(Submitted::nothing()),
+        };
         let order = Order { after: options.after, behind: fences.list(), paced: &behind.paced };
         let mut all = Submitted::nothing();
         for direction in [None, Some(Direction::Store), Some(Direction::Load)] {

@@ -25,6 +25,7 @@ use kvferry_wire::batch::{Key, Limits};
 use rustix::fs::{Mode, OFlags};
 
 use self::ending::Endings;
+use super::lane::Lane;
 use super::peer::Peer;
 use super::staging::Staging;
 use super::watcher::wait_for;
@@ -158,18 +159,29 @@ impl Tcp {
         staging.slot_bytes() + staging.queue_bytes() + self.endings.pinned_bytes()
     }
 
-    /// A submission that ends with the transfer, for streams and other submissions to wait for: of
-    /// the device whose memory it uses or, if that is host memory, of any.
+    /// A submission of the lane's that ends with the transfer, for other submissions to wait for.
     ///
     /// # Errors
-    /// `NotOrderable` if no device can wait for the host.
-    pub(crate) fn ending(&self, peer: &Peer, transfer: &Arc<Transfer>) -> Result<Pending> {
+    /// `NotOrderable` if the lane's device cannot wait for the host.
+    pub(crate) fn ending(&self, transfer: &Arc<Transfer>, lane: &Arc<Lane>) -> Result<Pending> {
+        let ticket = self.endings.submit(transfer, lane, self.shared.staging.watcher())?;
+        Ok(Pending { lane: Arc::clone(lane), ticket })
+    }
+
+    /// As [`Tcp::ending`], for a stream, which does not say whose it is: of the device whose memory
+    /// the transfer uses or, if that is host memory, of the first that may have streams.
+    ///
+    /// # Errors
+    /// As [`Tcp::ending`].
+    pub(crate) fn ending_for_stream(
+        &self,
+        peer: &Peer,
+        transfer: &Arc<Transfer>,
+    ) -> Result<Pending> {
         let vendor = |device: usize| peer.lane(device).device.info().vendor;
         let devices = std::iter::once(transfer.device()).chain(0..self.shared.staging.count());
         let gpu = devices.into_iter().find(|&device| vendor(device) != Vendor::Host);
-        let lane = Arc::clone(peer.lane(gpu.unwrap_or(transfer.device())));
-        let ticket = self.endings.submit(transfer, &lane, self.shared.staging.watcher())?;
-        Ok(Pending { lane, ticket })
+        self.ending(transfer, peer.lane(gpu.unwrap_or(transfer.device())))
     }
 
     /// Starts planned parts, behind the producer if there is one.
