@@ -201,7 +201,10 @@ mod tests {
         let budget = Error::PinnedBudget { bytes: 1, used: 2, budget: 2 };
         assert_eq!(of(&budget), OUT_OF_MEMORY);
         let index = 3;
-        assert_eq!(of(&Error::RegionOfList { index, error: budget.into() }), OUT_OF_MEMORY);
+        assert_eq!(
+            of(&Error::RegionOfList { index, error: budget.into(), stay: Vec::new() }),
+            OUT_OF_MEMORY
+        );
         assert_eq!(of(&Error::Stopped), CANCELLED);
         let id = kvferry_engine::BatchId::from_bits(7);
         assert_eq!(of(&Error::NotAllSubmitted(id)), BUSY);

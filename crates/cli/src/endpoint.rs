@@ -26,6 +26,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest request that is read.
 const REQUEST: usize = 8 << 10;
 
+/// How long it rests after an error that will not go away by asking again.
+const REST: Duration = Duration::from_millis(100);
+
 /// How often values that wait in histograms are added up if nobody asks.
 const UPKEEP: u16 = 5_000;
 
@@ -56,7 +59,15 @@ pub(crate) fn serve(
                 handle.run_upkeep();
                 continue;
             }
-            let Ok((stream, from)) = listener.accept() else { continue };
+            let (stream, from) = match listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Out of descriptors, most likely; asking again at once would spin.
+                    tracing::warn!(%error, "cannot accept a scrape, trying again");
+                    std::thread::sleep(REST);
+                    continue;
+                }
+            };
             let page = || {
                 before();
                 handle.render()

@@ -314,6 +314,6 @@ pub trait Queue: Debug + Send {
     /// Which submissions are done.
     fn completions(&self) -> Arc<dyn Completions>;
 
-    /// Bytes of pinned host memory that the queue holds.
+    /// Bytes of pinned host memory that the queue holds, as many for as long as it lives.
     fn pinned_bytes(&self) -> u64;
 }

@@ -20,7 +20,7 @@ use crate::meters::Meters;
 use crate::pinned::PinnedAccount;
 use crate::plan::Op;
 use crate::profile::Tuning;
-use crate::registry::Registry;
+use crate::registry::{Region, Registry};
 use crate::segment::{Exports, Identity, NoExports, Segment};
 use crate::statistics::{Counters, Statistics};
 use crate::target::{Reach, Target};
@@ -32,6 +32,10 @@ use crate::wait::{Notifier, rest};
 ///
 /// Safe to use from any thread. Submission never waits for the copies; a batch is polled, waited
 /// for, or awaited through [`Engine::event_fd`], and ends exactly once.
+///
+/// Dropping it ends what it serves, and waits for its batches and, at most
+/// `MC_KVFERRY_UNREGISTER_TIMEOUT_SEC`, for whoever else uses its memory: copies for peers, engines of
+/// this process, whose batches end when they are polled, and [`crate::Lease`]s.
 #[derive(Debug)]
 pub struct Engine {
     /// A fork of the process that made the engine must leave it alone.
@@ -288,6 +292,33 @@ impl Engine {
     pub(crate) fn peer(&self) -> &Peer {
         &self.peer
     }
+
+    /// Waits until nobody uses withdrawn regions any more: peers, whose copies end by themselves, and
+    /// other engines of this process.
+    fn quiet(&self, mut regions: Vec<Arc<Region>>, tcp: Option<&Tcp>) {
+        let start = Instant::now();
+        let is_lost =
+            |device| self.peer.is_lost(device) || tcp.is_some_and(|it| it.is_lost(device));
+        loop {
+            regions.retain(|region| {
+                let is_used = region.users() > 0;
+                if !is_used {
+                    self.registry.forget(region);
+                }
+                is_used
+            });
+            let waited = start.elapsed();
+            // Nobody knows what a device that is lost does, however long that is waited for.
+            let hope = regions.iter().any(|region| !is_lost(region.device));
+            if !hope || waited >= self.config.unregister_timeout {
+                break;
+            }
+            rest(waited);
+        }
+        for Region { addr, len, .. } in regions.iter().map(|region| &**region) {
+            tracing::error!(addr, len, waited = ?start.elapsed(), "memory of an engine that was dropped is still in use");
+        }
+    }
 }
 
 impl Drop for Engine {
@@ -295,14 +326,20 @@ impl Drop for Engine {
         if self.check_process().is_err() {
             return self.abandon();
         }
-        // What was not submitted yet is not.
+        // What was not submitted yet is not, and peers begin nothing more.
         self.peer.stop();
+        let regions = self.registry.withdraw_all();
         // Copies keep running into registered memory until they are done: wait for them. A device
         // that hangs ends its batches itself after the stall timeout.
         let start = Instant::now();
         while self.progress() > 0 {
             rest(start.elapsed());
         }
+        let tcp = self.tcp.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(tcp) = &tcp {
+            tcp.close();
+        }
+        self.quiet(regions, tcp.as_deref());
         if let Some(notifier) = self.notifier.get() {
             notifier.wake();
         }

@@ -281,6 +281,12 @@ impl Registry {
         Ok(region)
     }
 
+    /// Withdraws all regions.
+    pub(crate) fn withdraw_all(&self) -> Vec<Arc<Region>> {
+        let addrs: Vec<u64> = self.state().by_addr.keys().copied().collect();
+        addrs.into_iter().filter_map(|addr| self.withdraw(addr).ok()).collect()
+    }
+
     /// Puts a withdrawn region back, because it is still in use.
     pub(crate) fn restore(&self, region: Arc<Region>) {
         region.withdrawn.store(false, Ordering::Relaxed);

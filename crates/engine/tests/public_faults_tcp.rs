@@ -3,7 +3,8 @@
 
 mod common;
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, SocketAddrV4, TcpListener};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use kvferry_engine::{
 };
 
 use common::relay::Relay;
+use rustix::net::{self, AddressFamily, SocketType};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -375,4 +377,48 @@ fn memory_of_the_second_gpu_goes_over_tcp_at_any_length_and_the_first_is_left_al
         assert!(control.calls("enter") > busy);
         assert_eq!(calls.map(|call| unused.calls(call)), idle, "GPU 0 was used");
     }
+}
+
+/// An address that is taken, and where nobody listens.
+fn reserved() -> (SocketAddr, OwnedFd) {
+    let socket = net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    // A listener may take it over.
+    net::sockopt::set_socket_reuseaddr(&socket, true).expect("it is new");
+    // The source of a connection is 127.0.0.1, so none that is tried ever connects to itself.
+    net::bind(&socket, &SocketAddrV4::new([127, 0, 0, 9].into(), 0)).expect("a port");
+    let bound = net::getsockname(&socket).expect("it is bound");
+    (bound.try_into().expect("an IPv4 address"), socket)
+}
+
+#[test]
+fn more_batches_and_cancelled_ones_do_not_use_up_the_attempts_to_reach_a_peer() {
+    let (here, there) = (Side::new(&[host()], 4096, &[]), Side::new(&[host()], 4096, &[]));
+    let (address, reserved) = reserved();
+    let target = here.open(&there, &address.to_string());
+    here.buffer.write(0, &pattern(4096, 1)).expect("inside");
+    let submit = |at: u64| {
+        let range =
+            Range { local: here.buffer.addr() + at, remote: there.buffer.addr() + at, len: 512 };
+        here.engine.submit(&target, Op::Write, &[range]).expect("submits")
+    };
+    let began = Instant::now();
+    let kept: Vec<_> = (0..8)
+        .map(|at| {
+            let (kept, unwanted) = (submit(at * 512), submit(at * 512));
+            here.engine.cancel(unwanted).expect("known");
+            assert_eq!(here.ended(unwanted).state, State::Failed(Error::Cancelled));
+            // Each of them finds the lanes in a pause, or at an attempt.
+            std::thread::sleep(Duration::from_millis(2));
+            kept
+        })
+        .collect();
+    while began.elapsed() < Duration::from_millis(100) {
+        std::thread::yield_now();
+    }
+    let _listener = there.listen(&address.to_string());
+    drop(reserved);
+    for id in kept {
+        assert_eq!(here.ended(id).state, State::Completed);
+    }
+    assert_eq!(there.bytes(), here.bytes());
 }

@@ -409,6 +409,36 @@ fn streams_and_batches_of_the_device_wait_for_a_transfer() {
 }
 
 #[test]
+fn batches_of_any_gpu_wait_for_a_transfer_of_host_memory() {
+    let gpu = |ordinal| sim(&SimOptions { ordinal, ..SimOptions::default() }).expect("simulated");
+    let ((one, _), (other, _)) = (gpu(0), gpu(1));
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = silent.local_addr().expect("bound").to_string();
+    let there = Served::start(&host(), &[]);
+    let knobs = config(&[("MC_TCP_STATUS_TIMEOUT_SEC", "1")]);
+    let devices = vec![host(), Arc::clone(&one), Arc::clone(&other)];
+    let engine = Engine::new(knobs, devices).expect("an engine");
+    let local = engine.allocate(&host(), 4096).expect("memory");
+    let target = engine.open_tcp("silent", there.engine.segment(), &address).expect("opens");
+    let own = engine.local().expect("its own memory");
+    for device in [&one, &other] {
+        let buffer = engine.allocate(device, 8192).expect("memory");
+        let (addr, remote) = (buffer.addr(), there.buffer.addr());
+        let range = [Range { local: local.addr(), remote, len: 4096 }];
+        let id = engine.submit(&target, Op::Read, &range).expect("submits");
+        let range = [Range { local: addr, remote: addr + 4096, len: 4096 }];
+        let part = Part { target: &own, op: Op::Write, copies: Copies::Ranges(&range) };
+        let options = SubmitOptions { behind: &[id], ..SubmitOptions::default() };
+        let next = engine.submit_parts(&[part], &options).expect("it is ordered");
+        let status = engine.wait(next, PATIENCE).expect("known");
+        assert_eq!(status.state, State::Completed);
+        // The peer says nothing for a second.
+        let before = engine.poll(id).expect("known").state;
+        assert!(matches!(before, State::Failed(_)), "{before:?}");
+    }
+}
+
+#[test]
 fn a_stream_goes_on_when_the_transfer_fails_and_host_memory_has_none() {
     use kvferry_device::conformance::ApplicationStream;
     let (device, control) = gpu();
@@ -658,6 +688,40 @@ fn an_engine_that_is_dropped_in_flight_ends_its_batches_first() {
         drop((local, target));
         drop(engine);
     }
+}
+
+#[test]
+fn an_engine_that_is_dropped_waits_for_what_it_copies_for_a_peer() {
+    let (device, control) = gpu();
+    let memory = Arc::clone(&device).allocate(LEN).expect("memory");
+    let there = Engine::new(config(SMALL), vec![Arc::clone(&device)]).expect("an engine");
+    // SAFETY: the engine is dropped before the memory.
+    unsafe { there.register(memory.addr(), LEN) }.expect("it is the device's");
+    let listener = there.listen("127.0.0.1:0".parse().unwrap()).expect("listens");
+    let engine = Engine::new(config(SMALL), vec![host()]).expect("an engine");
+    let local = engine.allocate(&engine.devices()[0], LEN).expect("memory");
+    let address = listener.address().to_string();
+    let target = engine.open_tcp("peer", there.segment(), &address).expect("opens");
+    let given = || control.calls("launch") + control.calls("copy");
+    let before = given();
+    control.hold();
+    let pieces: Vec<_> = (0..LEN / 8192)
+        .map(|at| Range {
+            local: local.addr() + at * 4096,
+            remote: memory.addr() + at * 8192,
+            len: 4096,
+        })
+        .collect();
+    let id = engine.submit(&target, Op::Write, &pieces).expect("submits");
+    until(|| given() > before);
+    let dropped = std::thread::spawn(move || drop(there));
+    // Nobody serves it any more, so all sockets and their threads are gone.
+    let state = engine.wait(id, PATIENCE).expect("known").state;
+    assert!(matches!(state, State::Failed(_)), "{state:?}");
+    assert!(!dropped.is_finished(), "the device still writes");
+    control.release();
+    dropped.join().expect("no panic");
+    drop(memory);
 }
 
 #[test]

@@ -75,7 +75,7 @@ impl Engine {
         let Some(pending) = pending else { return Ok(()) };
         let mut steps = Vec::new();
         if let Some(transfer) = pending.transfer.filter(|transfer| !transfer.ended()) {
-            steps.push(self.tcp()?.ending(&self.peer, &transfer)?);
+            steps.push(self.tcp()?.ending_for_stream(&self.peer, &transfer)?);
         }
         for paced in pending.paced.iter() {
             steps.extend(paced.submissions().ok_or(Error::NotAllSubmitted(id))?);

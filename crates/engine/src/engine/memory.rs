@@ -29,8 +29,8 @@ impl Engine {
     /// `NotAccessible` for host memory that is not all there, or may not be read and written.
     ///
     /// # Safety
-    /// The memory stays allocated until [`Engine::unregister`] returns `Ok`, and peers have
-    /// stopped using it by then: kvferry cannot see copies that a peer's GPU makes.
+    /// The memory stays allocated until [`Engine::unregister`] returns `Ok` or the engine was dropped,
+    /// and peers have stopped using it by then: kvferry cannot see copies that a peer's GPU makes.
     pub unsafe fn register(&self, addr: u64, len: u64) -> Result<()> {
         self.check_process()?;
         self.registry.register(&self.devices, addr, len)?;

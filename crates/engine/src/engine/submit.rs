@@ -67,9 +67,7 @@ impl Engine {
         let far: Vec<_> = far.iter().filter(|part| !part.copies.are_empty()).collect();
         let planned = match far.is_empty() {
             true => None,
-            false if !(behind.pending.is_empty() && behind.paced.is_empty()) => {
-                return Err(not_behind());
-            }
+            false if !behind.is_empty() => return Err(not_behind()),
             false => {
                 let tcp = self.tcp()?;
                 let planned = tcp.plan(&self.peer, &self.registry, &far)?;
@@ -163,7 +161,7 @@ impl Engine {
                 pending.transfer.clone().filter(|transfer| !transfer.ended())
             })?;
             if let Some(transfer) = transfer.flatten() {
-                all.pending.push(self.tcp()?.ending(&self.peer, &transfer)?);
+                all.transfers.push((self.tcp()?, transfer));
             }
         }
         Ok(all)

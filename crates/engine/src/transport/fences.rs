@@ -6,6 +6,7 @@ use kvferry_device::{Fence, Producer, SliceSource, Ticket, Work};
 
 use super::lane::Lane;
 use super::offload::Paced;
+use super::tcp::{Tcp, Transfer};
 use crate::batch::Pending;
 use crate::error::Result;
 
@@ -24,6 +25,26 @@ pub(crate) struct Behind {
     pub(crate) pending: Vec<Pending>,
     /// Not all of them is submitted.
     pub(crate) paced: Vec<Arc<Paced>>,
+    /// Over TCP.
+    pub(crate) transfers: Vec<(Arc<Tcp>, Arc<Transfer>)>,
+}
+
+impl Behind {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pending.is_empty() && self.paced.is_empty() && self.transfers.is_empty()
+    }
+
+    /// Ends of all that is submitted, for a submission of that lane's to wait for.
+    ///
+    /// # Errors
+    /// `NotOrderable` if the lane's device cannot wait for the host; what lost a device, if nobody knows
+    /// when something on it ends.
+    pub(super) fn fences(&self, lane: &Arc<Lane>) -> Result<Fences> {
+        let transfers = self.transfers.iter();
+        let ending = transfers.map(|(tcp, transfer)| tcp.ending(transfer, lane));
+        let ending = ending.collect::<Result<Vec<_>>>()?;
+        Fences::of(self.pending.iter().chain(&ending))
+    }
 }
 
 impl Order<'_> {
@@ -54,10 +75,7 @@ pub(super) struct Fences {
 
 impl Fences {
     /// Of those that are not done.
-    ///
-    /// # Errors
-    /// If nobody knows when one of them ends, because its device is lost.
-    pub(super) fn of(pending: &[Pending]) -> Result<Self> {
+    fn of<'a>(pending: impl Iterator<Item = &'a Pending>) -> Result<Self> {
         let mut fences = Self { lanes: Vec::new(), list: Vec::new() };
         for Pending { lane, ticket } in pending {
             lane.refuse_unknown(*ticket)?;

@@ -22,6 +22,9 @@ pub(crate) struct Lane {
     /// Peers that a batch went to by a fallback.
     pub(super) fell_back: Mutex<HashSet<String>>,
     queue: Mutex<Box<dyn Queue>>,
+    /// That the queue holds for as long as it lives. Known beside it: a thread that submits may have
+    /// the queue for as long as a producer likes.
+    pub(super) pinned_bytes: u64,
     pub(super) completions: Arc<dyn Completions>,
     /// Why nothing that runs will complete.
     lost: OnceLock<kvferry_device::Error>,
@@ -58,6 +61,7 @@ impl Lane {
             device,
             tuning,
             fell_back: Mutex::default(),
+            pinned_bytes: queue.pinned_bytes(),
             queue: Mutex::new(queue),
             completions,
             lost: OnceLock::new(),

@@ -129,7 +129,7 @@ impl Peer {
     }
 
     pub(crate) fn pinned_bytes(&self) -> u64 {
-        let lanes: u64 = self.lanes.iter().map(|lane| lane.lock().pinned_bytes()).sum();
+        let lanes: u64 = self.lanes.iter().map(|lane| lane.pinned_bytes).sum();
         lanes + self.offload.pinned_bytes()
     }
 

@@ -78,6 +78,11 @@ impl Staging {
         self.pools[index].get_or_init(open).clone()
     }
 
+    /// Whether nobody knows what its copies of a device do.
+    pub(super) fn is_lost(&self, index: usize) -> bool {
+        matches!(self.pools[index].get(), Some(Ok(pool)) if pool.lane.is_lost())
+    }
+
     /// Bytes of all pinned slices.
     pub(super) fn slot_bytes(&self) -> u64 {
         self.open_pools().map(|pool| pool.pinned_bytes).sum()
@@ -85,7 +90,7 @@ impl Staging {
 
     /// Bytes of pinned memory that the queues beside them hold.
     pub(super) fn queue_bytes(&self) -> u64 {
-        self.open_pools().map(|pool| pool.lane.lock().pinned_bytes()).sum()
+        self.open_pools().map(|pool| pool.lane.pinned_bytes).sum()
     }
 
     fn open_pools(&self) -> impl Iterator<Item = &Arc<Pool>> {

@@ -2,6 +2,7 @@
 //! knob allows, and shared by batches that wait for each other on the device.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvferry_device::{Completions, Device, Memory, Ticket};
 
@@ -26,6 +27,8 @@ pub(super) struct Bounce {
     buffers: Vec<Buffer>,
     most: usize,
     bytes: u64,
+    /// Bytes of all buffers.
+    made: Arc<AtomicU64>,
     /// Bytes of a step that fits, whatever alignment takes.
     pub(super) chunk: u64,
 }
@@ -51,7 +54,8 @@ impl Bounce {
         let most = (config.offload_bounce_bytes / 2 / chunk).max(2) as usize;
         // A batch of just the size of a chunk has to fit, whatever its alignment takes.
         let bytes = (chunk + chunk / 32 + (8 << 10)).next_multiple_of(256);
-        Self { device, completions, buffers: Vec::new(), most, bytes, chunk }
+        let (buffers, made) = (Vec::new(), Arc::default());
+        Self { device, completions, buffers, most, bytes, made, chunk }
     }
 
     /// Makes one that a batch may use which waits for its producer, or one which does not, if there is
@@ -118,6 +122,7 @@ impl Bounce {
 
     fn add(&mut self) -> Result<usize> {
         let memory = Arc::clone(&self.device).allocate(self.bytes)?;
+        self.made.fetch_add(memory.len(), Ordering::Relaxed);
         self.buffers.push(Buffer { memory, last: None, gated: false });
         Ok(self.buffers.len() - 1)
     }
@@ -130,8 +135,9 @@ impl Bounce {
         buffer.last = Some(ticket);
     }
 
-    pub(super) fn bytes(&self) -> u64 {
-        self.buffers.iter().map(|buffer| buffer.memory.len()).sum()
+    /// Bytes of all buffers that were made, now and later.
+    pub(super) fn made(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.made)
     }
 }
 

@@ -18,6 +18,7 @@ mod steps;
 mod submit;
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -69,6 +70,8 @@ struct Way {
     // First, so that its copies have ended when the memory goes.
     lane: Arc<Lane>,
     bounce: Mutex<Bounce>,
+    /// Bytes of its buffers. Known beside it: a thread that submits has it for as long.
+    bounce_bytes: Arc<AtomicU64>,
     /// Of batches that are not planned now.
     memory: Mutex<Vec<ListMemory>>,
 }
@@ -126,8 +129,9 @@ impl Offload {
         let lane = Lane::open_with(Arc::clone(device), &self.config, &options)?;
         let completions = Arc::clone(&lane.completions);
         let bounce = Bounce::new(Arc::clone(device), completions, &self.config);
+        let (lane, bounce_bytes) = (Arc::new(lane), bounce.made());
         let (bounce, memory) = (Mutex::new(bounce), Mutex::default());
-        let way = Arc::new(Way { lane: Arc::new(lane), bounce, memory });
+        let way = Arc::new(Way { lane, bounce, bounce_bytes, memory });
         Ok(Arc::clone(place.insert(way)))
     }
 
@@ -188,12 +192,12 @@ impl Offload {
 
     /// Bytes of pinned memory of the queues.
     pub(super) fn pinned_bytes(&self) -> u64 {
-        self.open_ways().map(|way| way.lane.lock().pinned_bytes()).sum()
+        self.open_ways().map(|way| way.lane.pinned_bytes).sum()
     }
 
     /// Bytes of device memory that staged copies pass through, made so far.
     pub(super) fn bounce_bytes(&self) -> u64 {
-        self.open_ways().map(|way| lock(&way.bounce).bytes()).sum()
+        self.open_ways().map(|way| way.bounce_bytes.load(Ordering::Relaxed)).sum()
     }
 
     /// What the submission or a knob asks for, if either does.

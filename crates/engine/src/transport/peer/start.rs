@@ -10,7 +10,7 @@ use crate::ended::Fallback;
 use crate::error::{Error, Result};
 use crate::plan::Strides;
 use crate::request::SubmitOptions;
-use crate::transport::fences::{Behind, Fences, Order};
+use crate::transport::fences::{Behind, Order};
 use crate::transport::lane::Lane;
 use crate::transport::load::Load;
 use crate::transport::offload::{Direction, Parts, Request};
@@ -28,7 +28,10 @@ impl Peer {
         overlaps: &mut Overlaps<'_>,
     ) -> Result<Submitted> {
         let parts: Vec<_> = plans.iter().zip(strides).collect();
-        let fences = Fences::of(&behind.pending)?;
+        let fences = match plans.first() {
+            Some(plan) => behind.fences(self.lane(plan.device()))?,
+            None => return Ok(Submitted::nothing()),
+        };
         let order = Order { after: options.after, behind: fences.list(), paced: &behind.paced };
         let mut all = Submitted::nothing();
         for direction in [None, Some(Direction::Store), Some(Direction::Load)] {

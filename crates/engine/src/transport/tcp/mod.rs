@@ -25,6 +25,7 @@ use kvferry_wire::batch::{Key, Limits};
 use rustix::fs::{Mode, OFlags};
 
 use self::ending::Endings;
+use super::lane::Lane;
 use super::peer::Peer;
 use super::staging::Staging;
 use super::watcher::wait_for;
@@ -50,7 +51,7 @@ pub(crate) struct Tcp {
     /// One for each thread that has ever planned at the same time as others.
     scratches: Mutex<Vec<Scratch>>,
     endings: Endings,
-    _threads: Threads,
+    threads: Threads,
 }
 
 /// Address and incarnation of a peer.
@@ -102,7 +103,7 @@ impl Tcp {
             overlap_check: config.overlap_check,
             scratches: Mutex::default(),
             endings: Endings::default(),
-            _threads: threads,
+            threads,
         })
     }
 
@@ -137,6 +138,16 @@ impl Tcp {
         Listener::start(&self.shared, registry, address)
     }
 
+    /// Ends all lanes and whatever is served to peers. Copies that were submitted run to their ends.
+    pub(crate) fn close(&self) {
+        self.threads.close();
+    }
+
+    /// Whether nobody knows what its copies of a device do.
+    pub(crate) fn is_lost(&self, device: usize) -> bool {
+        self.shared.staging.is_lost(device)
+    }
+
     /// Bytes of the pinned slots.
     pub(crate) fn slot_bytes(&self) -> u64 {
         self.shared.staging.slot_bytes()
@@ -148,18 +159,29 @@ impl Tcp {
         staging.slot_bytes() + staging.queue_bytes() + self.endings.pinned_bytes()
     }
 
-    /// A submission that ends with the transfer, for streams and other submissions to wait for: of
-    /// the device whose memory it uses or, if that is host memory, of any.
+    /// A submission of the lane's that ends with the transfer, for other submissions to wait for.
     ///
     /// # Errors
-    /// `NotOrderable` if no device can wait for the host.
-    pub(crate) fn ending(&self, peer: &Peer, transfer: &Arc<Transfer>) -> Result<Pending> {
+    /// `NotOrderable` if the lane's device cannot wait for the host.
+    pub(crate) fn ending(&self, transfer: &Arc<Transfer>, lane: &Arc<Lane>) -> Result<Pending> {
+        let ticket = self.endings.submit(transfer, lane, self.shared.staging.watcher())?;
+        Ok(Pending { lane: Arc::clone(lane), ticket })
+    }
+
+    /// As [`Tcp::ending`], for a stream, which does not say whose it is: of the device whose memory
+    /// the transfer uses or, if that is host memory, of the first that may have streams.
+    ///
+    /// # Errors
+    /// As [`Tcp::ending`].
+    pub(crate) fn ending_for_stream(
+        &self,
+        peer: &Peer,
+        transfer: &Arc<Transfer>,
+    ) -> Result<Pending> {
         let vendor = |device: usize| peer.lane(device).device.info().vendor;
         let devices = std::iter::once(transfer.device()).chain(0..self.shared.staging.count());
         let gpu = devices.into_iter().find(|&device| vendor(device) != Vendor::Host);
-        let lane = Arc::clone(peer.lane(gpu.unwrap_or(transfer.device())));
-        let ticket = self.endings.submit(transfer, &lane, self.shared.staging.watcher())?;
-        Ok(Pending { lane, ticket })
+        self.ending(transfer, peer.lane(gpu.unwrap_or(transfer.device())))
     }
 
     /// Starts planned parts, behind the producer if there is one.

@@ -3,15 +3,15 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{Builder as Named, JoinHandle};
 
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
 use crate::error::{Error, Result};
 
 /// The threads, started when they are first needed. Dropping it ends them, and with them all that runs
-/// there.
+/// there; of a thread that drops it itself, once it has returned to its runtime.
 #[derive(Debug)]
 pub(super) struct Threads(Spread);
 
@@ -50,8 +50,9 @@ impl Threads {
     }
 }
 
-impl Drop for Threads {
-    fn drop(&mut self) {
+impl Threads {
+    /// Ends the threads, and waits for all but the calling one.
+    pub(super) fn close(&self) {
         let close = |place: &Mutex<Place>| {
             let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
             match std::mem::replace(&mut *place, Place::Closed) {
@@ -62,11 +63,18 @@ impl Drop for Threads {
                 Place::Empty | Place::Closed => None,
             }
         };
+        // All are told before the first is waited for.
         let threads: Vec<_> = self.0.threads.iter().filter_map(close).collect();
-        // A thread that runs tasks does not wait: it may be one of them.
-        if Handle::try_current().is_err() {
-            threads.into_iter().for_each(|thread| drop(thread.join()));
-        }
+        let here = std::thread::current().id();
+        let others = threads.into_iter().filter(|thread| thread.thread().id() != here);
+        // A panic there was reported when it happened.
+        others.for_each(|thread| drop(thread.join()));
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 
@@ -81,7 +89,8 @@ impl Spread {
         match &*place {
             Place::Taken(thread) => Ok(thread.handle.clone()),
             Place::Empty => {
-                let thread = start()?;
+                let spawn = |run| Named::new().name("kvferry-tcp".into()).spawn(run);
+                let thread = start(spawn)?;
                 let handle = thread.handle.clone();
                 *place = Place::Taken(thread);
                 Ok(handle)
@@ -101,18 +110,25 @@ impl Spread {
     }
 }
 
-fn start() -> Result<Thread> {
+/// The thread comes first, and waits for its runtime: one that has no thread to run it could not be
+/// dropped here, where a task may be running.
+fn start(
+    spawn: impl FnOnce(Box<dyn FnOnce() + Send>) -> std::io::Result<JoinHandle<()>>,
+) -> Result<Thread> {
     let failed = |call, error: std::io::Error| Error::System { call, reason: error.to_string() };
+    let (give, given) = std::sync::mpsc::channel::<Runtime>();
+    let (until, ended) = oneshot::channel::<()>();
+    let thread = spawn(Box::new(move || {
+        // There is none if it could not be made.
+        let Ok(runtime) = given.recv() else { return };
+        // An error says that the sender was dropped, which is what ends it.
+        let _ = runtime.block_on(ended);
+    }));
+    let thread = thread.map_err(|error| failed("thread", error))?;
     let runtime = Builder::new_current_thread().enable_io().enable_time().build();
     let runtime = runtime.map_err(|error| failed("runtime", error))?;
     let handle = runtime.handle().clone();
-    let (until, ended) = oneshot::channel::<()>();
-    let run = move || {
-        // An error says that the sender was dropped, which is what ends it.
-        let _ = runtime.block_on(ended);
-    };
-    let thread = std::thread::Builder::new().name("kvferry-tcp".into()).spawn(run);
-    let thread = thread.map_err(|error| failed("thread", error))?;
+    give.send(runtime).expect("the thread waits for it");
     Ok(Thread { handle, until, thread })
 }
 
@@ -134,5 +150,58 @@ mod tests {
         drop(threads);
         assert_eq!(spread.started(), 0);
         assert!(spread.next().is_err(), "nothing is started behind the end");
+    }
+
+    /// Says that it is gone, some time after that began.
+    struct Slow(Arc<AtomicUsize>);
+
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn what_runs_is_over_when_they_are_dropped_also_by_somebody_elses_task() {
+        let gone = Arc::new(AtomicUsize::new(0));
+        let threads = Threads::new(2);
+        for _ in 0..2 {
+            let task = Slow(Arc::clone(&gone));
+            threads.spread().next().unwrap().spawn(async move {
+                let _task = task;
+                std::future::pending::<()>().await;
+            });
+        }
+        let runtime = Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async { drop(threads) });
+        assert_eq!(gone.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn one_of_them_that_drops_them_does_not_wait_for_itself() {
+        let threads = Threads::new(2);
+        let (one, other) = (threads.spread().next().unwrap(), threads.spread().next().unwrap());
+        let gone = Arc::new(AtomicUsize::new(0));
+        let task = Slow(Arc::clone(&gone));
+        other.spawn(async move {
+            let _task = task;
+            std::future::pending::<()>().await;
+        });
+        let (told, heard) = std::sync::mpsc::channel();
+        one.spawn(async move {
+            drop(threads);
+            told.send(()).unwrap();
+        });
+        heard.recv().unwrap();
+        assert_eq!(gone.load(Ordering::Relaxed), 1, "it waited for the other one");
+    }
+
+    #[test]
+    fn a_thread_that_cannot_be_spawned_is_an_error_to_a_task_and_no_panic() {
+        let none = |_| Err(std::io::ErrorKind::WouldBlock.into());
+        let runtime = Builder::new_current_thread().build().unwrap();
+        let error = runtime.block_on(async { start(none) }).unwrap_err();
+        assert!(matches!(error, Error::System { call: "thread", .. }), "{error}");
     }
 }
