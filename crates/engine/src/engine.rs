@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::batch::{AllPending, BatchId, BatchStatus, Batches, End, Holds, Path, State, Told};
 use crate::buffer::Buffer;
 use crate::config::{Config, NvtxLibrary};
-use crate::ended::{Ended, Facts, Flow, Transport};
+use crate::ended::{Ended, Facts, Fallback, Flow, Transport};
 use crate::error::{Error, Result};
 use crate::mapping::MappingCache;
 use crate::meters::Meters;
@@ -274,9 +274,28 @@ impl Engine {
     /// # Errors
     /// As [`Engine::open`], [`Error::AuthKey`], and [`Error::System`] for no more threads.
     pub fn open_tcp(&self, name: &str, segment: Segment, address: &str) -> Result<Target> {
+        self.open_far(name, segment, address, false)
+    }
+
+    /// As [`Engine::open_tcp`], for a peer on this host whose memory should be mapped and cannot be:
+    /// its batches say that they went a slower way ([`Fallback::NotMapped`](crate::Fallback)).
+    ///
+    /// # Errors
+    /// As [`Engine::open_tcp`].
+    pub fn open_tcp_instead(&self, name: &str, segment: Segment, address: &str) -> Result<Target> {
+        self.open_far(name, segment, address, true)
+    }
+
+    fn open_far(
+        &self,
+        name: &str,
+        segment: Segment,
+        address: &str,
+        instead: bool,
+    ) -> Result<Target> {
         let session = self.tcp()?.session(name, address, segment.incarnation)?;
         let mappings = Arc::clone(&self.mappings);
-        let reach = Reach::Tcp(session);
+        let reach = Reach::Tcp { session, instead };
         Target::new(name.to_owned(), segment, Arc::new(NoExports), mappings, reach)
     }
 
@@ -342,6 +361,23 @@ impl Engine {
 
     fn try_submit(&self, parts: &[Part<'_>], options: &SubmitOptions<'_>) -> Result<BatchId> {
         let began = Instant::now();
+        let left = || parts.iter().map(|part| part.target.left().count()).sum::<usize>();
+        loop {
+            let before = left();
+            match self.submit_once(began, parts, options) {
+                // Nothing moved, and what turned out to be out of reach goes over TCP from now on.
+                Err(_) if left() > before => {}
+                submitted => return submitted,
+            }
+        }
+    }
+
+    fn submit_once(
+        &self,
+        began: Instant,
+        parts: &[Part<'_>],
+        options: &SubmitOptions<'_>,
+    ) -> Result<BatchId> {
         if let Some(lost) = parts.iter().find_map(|part| part.target.lost()) {
             return Err(lost);
         }
@@ -367,7 +403,9 @@ impl Engine {
                 let mut all = submitted.unwrap_or_else(Submitted::nothing);
                 all.bytes += summary.bytes;
                 all.path = all.path.and(summary.path);
-                all.fallback = all.fallback.or(summary.fallback);
+                let unmapped = routes.iter().any(Route::is_fallback);
+                let unmapped = unmapped.then_some(Fallback::NotMapped);
+                all.fallback = unmapped.or(all.fallback).or(summary.fallback);
                 let Holds { targets, _pins, .. } = summary.holds;
                 all.holds.targets.extend(targets);
                 all.holds._pins.extend(_pins);

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvferry_engine::{Config, Engine, Identity, Listener, Served};
-use kvferry_wire::segment::Descriptor;
+use kvferry_wire::segment::{Descriptor, Extension};
 
 use crate::address::Address;
 use crate::batch_port;
@@ -144,7 +144,8 @@ impl Node {
     /// # Errors
     /// [`NodeError::BadAddress`], [`NodeError::Handshake`], [`NodeError::Descriptor`],
     /// [`NodeError::Unreachable`] for a peer on another host, [`NodeError::Exports`],
-    /// [`NodeError::OtherUser`], [`NodeError::Engine`].
+    /// [`NodeError::OtherUser`] under `MC_KVFERRY_STRICT` or without its batch port (else it is reached
+    /// over TCP, and said so), [`NodeError::Engine`].
     pub fn open(&self, name: &str) -> Result<Peer, NodeError> {
         self.local.engine.check_process()?;
         let address = Address::of_peer(name)?;
@@ -191,11 +192,15 @@ impl Node {
             .kvferry
             .ok_or_else(|| unreachable("unknown (it is no kvferry node)".into()))?;
         if extension.host != ours || self.local.engine.config().force_tcp {
-            let target = batch_port::open(&self.local, name, &address, &extension)?;
+            let target = batch_port::open(&self.local, name, &address, &extension, false)?;
             let target = target.ok_or_else(|| unreachable(extension.host.to_string()))?;
             return Ok(Peer::new(address, target, None));
         }
-        let connection = Arc::new(Connection::open(name, &extension)?);
+        let socket = match exports::connect(name, &extension) {
+            Ok(socket) => socket,
+            Err(cause) => return self.open_instead(name, address, &extension, cause),
+        };
+        let connection = Arc::new(Connection::open(name, &extension, socket)?);
         let segment = describe::segment(name, &extension);
         let (engine, exports) = (&self.local.engine, Arc::clone(&connection) as _);
         let target = match batch_port::address(&address, &extension) {
@@ -206,6 +211,26 @@ impl Node {
         let incarnation = extension.incarnation;
         tracing::debug!(node = self.name(), peer = name, %incarnation, regions = extension.regions.len(), "opened a peer on this host");
         Ok(Peer::new(address, target, Some(watch)))
+    }
+
+    /// Opens a peer on this host that hands out no exports to this process, by TCP if it serves that.
+    ///
+    /// # Errors
+    /// `cause`, if it does not, or under `MC_KVFERRY_STRICT`.
+    fn open_instead(
+        &self,
+        name: &str,
+        address: Address,
+        extension: &Extension,
+        cause: NodeError,
+    ) -> Result<Peer, NodeError> {
+        if self.local.engine.config().strict {
+            return Err(cause);
+        }
+        let target = batch_port::open(&self.local, name, &address, extension, true)?;
+        let Some(target) = target else { return Err(cause) };
+        tracing::warn!(peer = name, %cause, "a peer on this host is reached over TCP, which is slower: its memory cannot be mapped");
+        Ok(Peer::new(address, target, None))
     }
 
     /// Opens a peer for transfers by Mooncake's TCP transport, which is any that serves it: stock

@@ -7,11 +7,10 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use common::{PATIENCE, Side, eventually};
+use common::{Side, answering, eventually, impostor};
 use kvferry_engine::{Engine, Error, Op, State};
 use kvferry_node::{Node, NodeError, NodeOptions};
 use kvferry_wire::handshake::{Kind, encode};
-use kvferry_wire::segment::{self, Descriptor};
 use kvferry_wire::{Id, Uuid};
 
 #[test]
@@ -346,23 +345,4 @@ impl Drop for OtherProcess {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
-}
-
-/// A server that answers one request with this descriptor; its name.
-fn impostor(descriptor: &Descriptor) -> String {
-    answering(encode(Kind::Metadata, &segment::encode(descriptor).unwrap()))
-}
-
-/// A server that answers one request with these bytes; its name.
-fn answering(bytes: Vec<u8>) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let name = listener.local_addr().unwrap().to_string();
-    std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut request = vec![0; encode(Kind::Metadata, b"{}\n").len()];
-        stream.read_exact(&mut request).unwrap();
-        stream.write_all(&bytes).unwrap();
-    });
-    name
 }
