@@ -30,6 +30,8 @@ fn is_reached_by_tcp(descriptor: Descriptor, there: &Side, cause: &str) {
     for word in ["WARN", &name, cause] {
         assert!(lines[0].contains(word), "{word} in {}", lines[0]);
     }
+    let way = peer.way();
+    assert!(!way.mapped && way.tcp && way.to_string().contains(cause), "{way}");
     here.buffer.write(0, &[7; LEN as usize]).unwrap();
     let (moved, lines) =
         warnings(|| here.transfer(peer.target(), Op::Write, there.buffer.addr(), LEN));
