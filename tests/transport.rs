@@ -101,6 +101,7 @@ transport_conformance! {
         a_gpu_reads_and_writes_host_memory_of_another_process
         host_and_gpu_memory_of_two_processes_are_copied_both_ways_whichever_end_is_which
         host_memory_without_a_gpu_and_a_gpu_there_are_refused_by_name
+        host_memory_without_a_gpu_and_a_gpu_there_go_over_tcp_and_that_is_said_once
         a_peer_without_descriptors_says_so_and_serves_when_it_has_some
         an_opener_without_descriptors_says_so_and_opens_when_it_has_some
     }
@@ -162,6 +163,8 @@ transport_conformance! {
         memory_that_cannot_be_opened_though_the_device_is_reachable_is_refused_and_said_once
         a_peer_that_dies_while_devices_are_tried_out_is_lost_and_they_are_not_blamed
         what_keeps_devices_from_being_tried_out_does_not_count_against_them
+        devices_that_do_not_work_together_go_over_tcp_and_that_is_said_once
+        an_allocation_that_cannot_be_opened_goes_over_tcp_and_the_others_do_not
     }
     alone {}
 }

@@ -198,7 +198,7 @@ pub(crate) fn host_memory_without_a_gpu_and_a_gpu_there_are_refused_by_name(
     kind: Kind,
     random: &mut SmallRng,
 ) {
-    let mut pair = Pair::of(Kind::Host, kind, &[]);
+    let mut pair = Pair::of(Kind::Host, kind, &[("MC_KVFERRY_STRICT", "1")]);
     let (ours, theirs) = (random.random(), random.random());
     let (local, remote) = (pair.here.filled(LEN, ours), pair.there.filled(LEN, theirs));
     pair.here.peer().refresh().expect("it answers");

@@ -8,6 +8,7 @@ mod mappings;
 mod private;
 mod proofs;
 mod refusals;
+mod unmapped;
 
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,7 @@ pub(crate) use mappings::*;
 pub(crate) use private::*;
 pub(crate) use proofs::*;
 pub(crate) use refusals::*;
+pub(crate) use unmapped::*;
 
 /// A side here and one in another process, each opened by the other.
 struct Pair {

@@ -11,7 +11,11 @@ use super::{Pair, lost};
 use crate::peer_process::{Image, Kind, Obey, Order, PATIENCE, Side, pattern};
 
 /// The path that moved one batch.
-fn path<'a>(side: &'a Side, op: Op, copies: impl Into<Copies<'a>>) -> Result<Path, Error> {
+pub(super) fn path<'a>(
+    side: &'a Side,
+    op: Op,
+    copies: impl Into<Copies<'a>>,
+) -> Result<Path, Error> {
     let id = side.engine.submit(side.peer().target(), op, copies)?;
     let status = side.engine.wait(id, PATIENCE)?;
     side.engine.release(id)?;

@@ -16,6 +16,9 @@ use crate::peer_process::{Image, Kind, Obey, Order, PeerProcess, eventually};
 
 const LEN: u64 = 100_000;
 
+/// Without it what is refused here goes over TCP.
+const STRICT: &[(&str, &str)] = &[("MC_KVFERRY_STRICT", "1")];
+
 pub(crate) fn allocations_that_are_first_used_at_the_same_time_share_one_proof(
     kind: Kind,
     random: &mut SmallRng,
@@ -51,7 +54,7 @@ pub(crate) fn devices_that_deliver_wrong_bytes_are_not_used_and_say_so_once(
 ) {
     // B16: every call succeeds.
     for reads in [true, false] {
-        let mut pair = Pair::start(kind);
+        let mut pair = Pair::start_with(kind, STRICT);
         let (ours, theirs) = (random.random(), random.random());
         let (local, remote) = (pair.here.filled(LEN, ours), pair.there.filled(LEN, theirs));
         let range = Range { local, remote, len: LEN };
@@ -101,7 +104,7 @@ pub(crate) fn memory_that_cannot_be_opened_though_the_device_is_reachable_is_ref
 ) {
     // B17: invalid device, and peer access unsupported.
     for code in [101, 217] {
-        let mut pair = Pair::start(kind);
+        let mut pair = Pair::start_with(kind, STRICT);
         let theirs = random.random();
         let (local, remote) = (pair.here.filled(LEN, 0), pair.there.filled(LEN, theirs));
         pair.here.peer().refresh().expect("it answers");

@@ -114,10 +114,14 @@ pub enum Fallback {
     /// GPU memory went over TCP piece by piece: staging is off, its slots were taken, or there is
     /// no copy kernel to fill them.
     NotStaged,
+    /// Memory of this host went over TCP, because no mapping reaches it: no peer access, a pair of
+    /// devices that did not prove itself, or a peer that hands out no exports.
+    NotMapped,
 }
 
 impl Fallback {
-    pub(crate) const ALL: [Self; 3] = [Self::NoKernel, Self::NoBounce, Self::NotStaged];
+    pub(crate) const ALL: [Self; 4] =
+        [Self::NoKernel, Self::NoBounce, Self::NotStaged, Self::NotMapped];
 
     /// As labels spell it.
     pub fn name(self) -> &'static str {
@@ -125,6 +129,7 @@ impl Fallback {
             Self::NoKernel => "no_copy_kernel",
             Self::NoBounce => "no_device_memory",
             Self::NotStaged => "not_staged",
+            Self::NotMapped => "not_mapped",
         }
     }
 }

@@ -131,9 +131,28 @@ impl Engine {
     /// # Errors
     /// As [`Engine::open`], [`Error::AuthKey`], and [`Error::System`] for no more threads.
     pub fn open_tcp(&self, name: &str, segment: Segment, address: &str) -> Result<Target> {
+        self.open_far(name, segment, address, false)
+    }
+
+    /// As [`Engine::open_tcp`], for a peer on this host whose memory should be mapped and cannot be:
+    /// its batches say that they went a slower way ([`Fallback::NotMapped`](crate::Fallback)).
+    ///
+    /// # Errors
+    /// As [`Engine::open_tcp`].
+    pub fn open_tcp_instead(&self, name: &str, segment: Segment, address: &str) -> Result<Target> {
+        self.open_far(name, segment, address, true)
+    }
+
+    fn open_far(
+        &self,
+        name: &str,
+        segment: Segment,
+        address: &str,
+        instead: bool,
+    ) -> Result<Target> {
         let session = self.tcp()?.session(name, address, segment.incarnation)?;
         let mappings = Arc::clone(&self.mappings);
-        let reach = Reach::Tcp(session);
+        let reach = Reach::Tcp { session, instead };
         Target::new(name.to_owned(), segment, Arc::new(NoExports), mappings, reach)
     }
 

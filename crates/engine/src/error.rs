@@ -431,7 +431,7 @@ pub enum Error {
     },
     /// No device of this engine can read and write both ends.
     #[error(
-        "{device} cannot reach memory of {peer} on device {remote}: no peer access between them, *_VISIBLE_DEVICES hides it from this process, or, where the local end is host memory, this engine has no GPU that reaches both"
+        "{device} cannot reach memory of {peer} on device {remote}: no peer access between them, *_VISIBLE_DEVICES hides it from this process, or, where the local end is host memory, this engine has no GPU that reaches both (TCP would, if the peer serves the batch protocol and MC_KVFERRY_STRICT is off; MC_FORCE_TCP=1 means it)"
     )]
     Unreachable {
         /// The device of the local end.
@@ -444,7 +444,7 @@ pub enum Error {
     /// A pair of devices was tried out and does not work, whatever the driver says of it. This
     /// engine does not use it again.
     #[error(
-        "{device} is not used with memory of {peer} on device {remote}: {what}; the driver calls the pair reachable, so check the IOMMU and PCIe ACS settings and the driver (MC_KVFERRY_PROOF=off skips this check, at your own risk)"
+        "{device} is not used with memory of {peer} on device {remote}: {what}; the driver calls the pair reachable, so check the IOMMU and PCIe ACS settings and the driver (MC_KVFERRY_PROOF=off skips this check, at your own risk; MC_FORCE_TCP=1 goes another way)"
     )]
     Unproven {
         /// The local device.
@@ -455,6 +455,23 @@ pub enum Error {
         remote: String,
         /// What went wrong: the first wrong byte, or the driver's word.
         what: String,
+    },
+    /// The peer's export of an allocation is of no use here.
+    #[error(
+        "{device} cannot map [{base:#x}, {base:#x} + {len}) of peer {peer}: {error} (MC_FORCE_TCP=1 goes another way)"
+    )]
+    NotOpened {
+        /// The local device.
+        device: String,
+        /// The peer.
+        peer: String,
+        /// First byte of the allocation, an address of the peer.
+        base: u64,
+        /// Bytes of the allocation.
+        len: u64,
+        /// The driver's word.
+        #[source]
+        error: kvferry_device::Error,
     },
     /// The peer took no part in trying out a pair of devices. The next submission tries again.
     #[error(
@@ -593,9 +610,10 @@ impl Error {
             Self::ExportRefused { .. } | Self::ProbeRefused { .. } | Self::BadSegment { .. } => {
                 "peer_refused"
             }
-            Self::Unreachable { .. } | Self::Unproven { .. } | Self::MappedElsewhere { .. } => {
-                "unreachable"
-            }
+            Self::Unreachable { .. }
+            | Self::Unproven { .. }
+            | Self::NotOpened { .. }
+            | Self::MappedElsewhere { .. } => "unreachable",
             Self::Fallback { .. } | Self::NotStaged { .. } => "slower_way_refused",
             Self::PinnedBudget { .. } | Self::Device(Device::OutOfMemory { .. }) => "out_of_memory",
             Self::Device(Device::Lost { .. } | Device::Stalled { .. }) => "device_lost",

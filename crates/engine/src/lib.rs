@@ -28,6 +28,7 @@ mod target;
 mod transport;
 mod unknown_knob;
 mod wait;
+mod way;
 
 pub use batch::{BatchId, BatchStatus, Path, State};
 pub use buffer::Buffer;
@@ -56,6 +57,7 @@ pub use target::Target;
 pub use transport::tcp::Listener;
 pub use transport::{Choice, Reason};
 pub use unknown_knob::UnknownKnob;
+pub use way::Way;
 
 /// The device layer: what an engine runs on.
 pub use kvferry_device as device;

@@ -117,6 +117,12 @@ impl Table {
         table
     }
 
+    /// The window that holds an address.
+    pub(crate) fn window_at(&self, addr: u64) -> Option<usize> {
+        let at = self.windows.partition_point(|window| window.start <= addr).checked_sub(1)?;
+        (addr - self.windows[at].start < self.windows[at].len).then_some(at)
+    }
+
     /// The device of an address that is in a window.
     pub(crate) fn device_at(&self, addr: u64) -> usize {
         self.devices[self.windows.partition_point(|window| window.start <= addr).saturating_sub(1)]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 
-use kvferry_device::{Device, DeviceUuid, MadeBy, Mapping};
+use kvferry_device::{Device, DeviceUuid, Error as DeviceError, MadeBy, Mapping};
 use kvferry_wire::segment::SegmentRef;
 
 use crate::error::{Error, Result};
@@ -13,6 +13,7 @@ use crate::proof::Pair;
 use crate::registry::{Registry, in_process};
 use crate::segment::{AllocationKey, Exports, Identity, Segment, SegmentAllocation};
 use crate::transport::tcp::Session;
+use crate::way::{LeftToTcp, Way};
 
 /// A peer that transfers can name. Clones are the same target; mappings close when the last clone
 /// and the last batch that uses them are gone, or earlier if there are too many.
@@ -37,6 +38,7 @@ struct Inner {
     cache: Arc<MappingCache>,
     keeper: Keeper,
     reach: Reach,
+    left: LeftToTcp,
     /// The lanes to it, once there are some.
     session: OnceLock<Arc<Session>>,
     /// The mappings are that process's.
@@ -51,8 +53,8 @@ pub(crate) enum Reach {
     Mapped,
     /// Through mappings, and by TCP at this `host:port` where there can be none.
     MappedBesideTcp(String),
-    /// By TCP alone.
-    Tcp(Arc<Session>),
+    /// By TCP alone; `instead` of mappings, which its host would allow.
+    Tcp { session: Arc<Session>, instead: bool },
 }
 
 /// A region of the peer's as TCP names it.
@@ -204,7 +206,7 @@ impl Target {
         let table = RwLock::new(Arc::new(table));
         let keeper = cache.keeper();
         let session = match &reach {
-            Reach::Tcp(session) => Arc::clone(session).into(),
+            Reach::Tcp { session, .. } => Arc::clone(session).into(),
             Reach::Mapped | Reach::MappedBesideTcp(_) => OnceLock::new(),
         };
         let lost = OnceLock::new();
@@ -221,6 +223,7 @@ impl Target {
                 cache,
                 keeper,
                 reach,
+                left: LeftToTcp::default(),
                 session,
                 lost,
             }),
@@ -311,12 +314,64 @@ impl Target {
 
     /// Whether it is reached by TCP alone.
     pub(crate) fn is_far(&self) -> bool {
-        matches!(self.inner.reach, Reach::Tcp(_))
+        matches!(self.inner.reach, Reach::Tcp { .. })
+    }
+
+    /// Whether it is reached by TCP alone, instead of mappings.
+    pub(crate) fn is_far_instead(&self) -> bool {
+        matches!(self.inner.reach, Reach::Tcp { instead: true, .. })
+    }
+
+    /// What of its memory should be mapped and goes by TCP.
+    pub(crate) fn left(&self) -> &LeftToTcp {
+        &self.inner.left
+    }
+
+    /// Leaves an allocation, or all of its device's, to TCP as a device here sees it, if the peer is
+    /// reached by that, too. Says so once.
+    pub(crate) fn leave_to_tcp(
+        &self,
+        local: usize,
+        remote: DeviceUuid,
+        allocation: Option<u64>,
+        error: &Error,
+    ) {
+        let inner = &self.inner;
+        let beside = matches!(inner.reach, Reach::MappedBesideTcp(_)) && inner.registry.is_none();
+        if beside
+            && self.table().serves_all()
+            && inner.left.add(local, remote, allocation, error.to_string())
+        {
+            tracing::warn!(peer = inner.name, %remote, cause = %error, "memory of a peer on this host goes over TCP, which is slower");
+        }
+    }
+
+    /// Which way its memory is reached now. A fork has none.
+    pub fn way(&self) -> Way {
+        let inner = &self.inner;
+        if self.check_process().is_err() {
+            return Way::default();
+        }
+        let beside = match &inner.reach {
+            Reach::Tcp { .. } => return Way { tcp: true, ..Way::default() },
+            Reach::MappedBesideTcp(_) => true,
+            Reach::Mapped => false,
+        };
+        if inner.registry.is_some() {
+            return Way { mapped: true, ..Way::default() };
+        }
+        let mut reasons = inner.left.reasons();
+        if inner.table_now().has_private {
+            reasons.push("host memory that did not come from kvferry cannot be mapped".into());
+        }
+        Way { mapped: true, tcp: beside && !reasons.is_empty(), reasons }
     }
 
     /// Whether mappings reach all of its memory, or it is in this process.
     pub(crate) fn is_near(&self) -> bool {
-        !self.is_far() && (self.inner.registry.is_some() || !self.inner.table_now().has_private)
+        let inner = &self.inner;
+        let all_mapped = || !inner.table_now().has_private && inner.left.count() == 0;
+        !self.is_far() && (inner.registry.is_some() || all_mapped())
     }
 
     /// The lanes to it, if there are any.
@@ -405,8 +460,12 @@ impl Inner {
         }
         tracing::debug!(peer = self.name, id = key.id, bytes = len, device = %device.info(), "mapping a peer's allocation");
         Arc::clone(device).open(export).map_err(|error| match error {
-            kvferry_device::Error::AlreadyMapped { device, .. } => {
+            DeviceError::AlreadyMapped { device, .. } => {
                 Error::MappedElsewhere { device, peer: peer(), pid: self.pid, base, len }
+            }
+            error @ (DeviceError::Call { .. } | DeviceError::BadExport { .. }) => {
+                let device = device.info().to_string();
+                Error::NotOpened { device, peer: peer(), base, len, error }
             }
             error => error.into(),
         })

@@ -20,16 +20,21 @@ pub(crate) fn address(peer: &Address, extension: &Extension) -> Option<String> {
     Some(Address { host: peer.host.clone(), port: batch.port }.to_string())
 }
 
-/// Opens a peer by TCP, on the host of its name; none if it does not speak the protocol.
+/// Opens a peer by TCP, on the host of its name; none if it does not speak the protocol. `instead` of
+/// mappings, if its host would allow them.
 pub(crate) fn open(
     local: &Local,
     name: &str,
     address: &Address,
     extension: &Extension,
+    instead: bool,
 ) -> Result<Option<Target>, NodeError> {
     let Some(at) = self::address(address, extension) else { return Ok(None) };
     let segment = describe::segment(name, extension);
-    let target = local.engine.open_tcp(name, segment, &at)?;
+    let target = match instead {
+        false => local.engine.open_tcp(name, segment, &at)?,
+        true => local.engine.open_tcp_instead(name, segment, &at)?,
+    };
     tracing::debug!(node = local.name, peer = name, at, "opened a peer over TCP");
     Ok(Some(target))
 }

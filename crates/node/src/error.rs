@@ -54,9 +54,7 @@ pub enum NodeError {
         error: SegmentError,
     },
     /// No transport leads to the peer.
-    #[error(
-        "peer {peer} cannot be reached: its host is {theirs}, this one is {ours}, and it does not serve the batch protocol, by which another host could be reached"
-    )]
+    #[error("peer {peer} cannot be reached: its host is {theirs}, this one is {ours}; {remedy}")]
     Unreachable {
         /// The peer.
         peer: String,
@@ -64,6 +62,8 @@ pub enum NodeError {
         ours: String,
         /// Boot id of the peer's host.
         theirs: String,
+        /// What would reach it.
+        remedy: &'static str,
     },
     /// The peer's export socket could not be used.
     #[error("peer {peer} (process {pid}) does not hand out exports: {reason}")]

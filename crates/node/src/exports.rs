@@ -54,18 +54,31 @@ struct State {
     request: u64,
 }
 
+/// Connects to the exports of a peer on this host.
+///
+/// # Errors
+/// Why it is kept from mapping that peer's memory: another user, or another network namespace.
+pub(crate) fn connect(peer: &str, extension: &Extension) -> Result<OwnedFd, NodeError> {
+    let (name, pid) = (&extension.socket, extension.pid);
+    let socket = socket::connect_unix(name).map_err(|error| {
+        let reason = format!(
+            "{error} at its socket @{name:?}: it ended, or is in another network namespace"
+        );
+        NodeError::Exports { peer: peer.to_owned(), pid, reason }
+    })?;
+    socket::same_user(&socket)?;
+    Ok(socket)
+}
+
 impl Connection {
-    /// Connects to the engine that `extension` is of, and to no other.
-    pub(crate) fn open(peer: &str, extension: &Extension) -> Result<Self, NodeError> {
+    /// A connection to the engine that `extension` is of, and to no other.
+    pub(crate) fn open(
+        peer: &str,
+        extension: &Extension,
+        socket: OwnedFd,
+    ) -> Result<Self, NodeError> {
         let pid = extension.pid;
         let failed = |reason: String| NodeError::Exports { peer: peer.to_owned(), pid, reason };
-        let name = &extension.socket;
-        let socket = socket::connect_unix(name).map_err(|error| {
-            failed(format!(
-                "{error} at its socket @{name:?}: it ended, or is in another network namespace"
-            ))
-        })?;
-        socket::same_user(&socket)?;
         let socket = Arc::new(socket);
         let mut channel = Channel::new(Arc::clone(&socket));
         let deadline = Instant::now() + PATIENCE;
@@ -87,7 +100,7 @@ impl Connection {
             Ok(_) => return Err(failed(ChannelError::Unexpected.to_string())),
             Err(error) => return Err(failed(sent.err().unwrap_or(error).to_string())),
         }
-        tracing::debug!(peer, pid, socket = name, "connected to a peer's exports");
+        tracing::debug!(peer, pid, socket = extension.socket, "connected to a peer's exports");
         Ok(Self {
             peer: peer.to_owned(),
             pid,

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvferry_engine::{Config, Engine, Identity, Listener, Served};
-use kvferry_wire::segment::Descriptor;
+use kvferry_wire::segment::{Descriptor, Extension};
 
 use crate::address::Address;
 use crate::batch_port;
@@ -147,8 +147,10 @@ impl Node {
     ///
     /// # Errors
     /// [`NodeError::BadAddress`], [`NodeError::Handshake`], [`NodeError::Descriptor`],
-    /// [`NodeError::Unreachable`] for a peer on another host, [`NodeError::Exports`],
-    /// [`NodeError::OtherUser`], [`NodeError::Engine`].
+    /// [`NodeError::Unreachable`] for a peer on another host without the batch protocol, and for stock
+    /// Mooncake, which [`Node::open_mooncake`] opens; [`NodeError::Exports`] and
+    /// [`NodeError::OtherUser`] under `MC_KVFERRY_STRICT` or without its batch port (else it is reached
+    /// over TCP, and said so), [`NodeError::Engine`].
     pub fn open(&self, name: &str) -> Result<Peer, NodeError> {
         self.local.engine.check_process()?;
         let address = Address::of_peer(name)?;
@@ -186,20 +188,32 @@ impl Node {
         descriptor: Descriptor,
     ) -> Result<Peer, NodeError> {
         let ours = self.local.host;
-        let unreachable = |theirs: String| NodeError::Unreachable {
+        let unreachable = |theirs: String, remedy| NodeError::Unreachable {
             peer: name.to_owned(),
             ours: ours.to_string(),
             theirs,
+            remedy,
         };
-        let extension = descriptor
-            .kvferry
-            .ok_or_else(|| unreachable("unknown (it is no kvferry node)".into()))?;
-        if extension.host != ours || self.local.engine.config().force_tcp {
-            let target = batch_port::open(&self.local, name, &address, &extension)?;
-            let target = target.ok_or_else(|| unreachable(extension.host.to_string()))?;
-            return Ok(Peer::new(address, target, None));
+        let extension = descriptor.kvferry.ok_or_else(|| {
+            unreachable("unknown, as it is no kvferry node".into(), BY_MOONCAKES_TRANSPORT)
+        })?;
+        let is_here = extension.host == ours;
+        if !is_here || self.local.engine.config().force_tcp {
+            let target = batch_port::open(&self.local, name, &address, &extension, false)?;
+            let theirs = extension.host;
+            let target =
+                target.ok_or_else(|| unreachable(theirs.to_string(), BY_THE_BATCH_PROTOCOL))?;
+            let why_far = match is_here {
+                true => "MC_FORCE_TCP is set".to_owned(),
+                false => format!("its host is {theirs}, this one is {ours}"),
+            };
+            return Ok(Peer::over_tcp(address, target, why_far));
         }
-        let connection = Arc::new(Connection::open(name, &extension)?);
+        let socket = match exports::connect(name, &extension) {
+            Ok(socket) => socket,
+            Err(cause) => return self.open_instead(name, address, &extension, cause),
+        };
+        let connection = Arc::new(Connection::open(name, &extension, socket)?);
         let segment = describe::segment(name, &extension);
         let (engine, exports) = (&self.local.engine, Arc::clone(&connection) as _);
         let target = match batch_port::address(&address, &extension) {
@@ -209,7 +223,27 @@ impl Node {
         let watch = self.monitor.watch(Arc::clone(connection.socket()), target.clone());
         let incarnation = extension.incarnation;
         tracing::debug!(node = self.name(), peer = name, %incarnation, regions = extension.regions.len(), "opened a peer on this host");
-        Ok(Peer::new(address, target, Some(watch)))
+        Ok(Peer::mapped(address, target, watch))
+    }
+
+    /// Opens a peer on this host that hands out no exports to this process, by TCP if it serves that.
+    ///
+    /// # Errors
+    /// `cause`, if it does not, or under `MC_KVFERRY_STRICT`.
+    fn open_instead(
+        &self,
+        name: &str,
+        address: Address,
+        extension: &Extension,
+        cause: NodeError,
+    ) -> Result<Peer, NodeError> {
+        if self.local.engine.config().strict {
+            return Err(cause);
+        }
+        let target = batch_port::open(&self.local, name, &address, extension, true)?;
+        let Some(target) = target else { return Err(cause) };
+        tracing::warn!(peer = name, %cause, "a peer on this host is reached over TCP, which is slower: its memory cannot be mapped");
+        Ok(Peer::over_tcp(address, target, cause.to_string()))
     }
 
     /// Opens a peer for transfers by Mooncake's TCP transport, which is any that serves it: stock
@@ -224,6 +258,11 @@ impl Node {
         mooncake.open(name, &self.local.engine)
     }
 }
+
+/// What reaches peers that [`Node::open`] does not.
+const BY_MOONCAKES_TRANSPORT: &str =
+    "open it with Node::open_mooncake, which moves bytes by Mooncake's own TCP transport";
+const BY_THE_BATCH_PROTOCOL: &str = "have it serve the batch protocol, by which another host could be reached (NodeOptions::batch_listen)";
 
 /// Whether Mooncake's transport is served. What it does to a key is said, since nobody asks for it.
 fn serves_mooncake(config: &Config) -> bool {

@@ -1,4 +1,4 @@
-use kvferry_engine::{Identity, Target};
+use kvferry_engine::{Identity, Target, Way};
 
 use crate::address::Address;
 use crate::describe;
@@ -12,13 +12,21 @@ use crate::monitor::Watch;
 pub struct Peer {
     address: Address,
     target: Target,
+    /// Why none of its memory is mapped, if none is.
+    why_far: Option<String>,
     /// Of a peer on this host.
     _watch: Option<Watch>,
 }
 
 impl Peer {
-    pub(crate) fn new(address: Address, target: Target, watch: Option<Watch>) -> Self {
-        Self { address, target, _watch: watch }
+    /// One on this host.
+    pub(crate) fn mapped(address: Address, target: Target, watch: Watch) -> Self {
+        Self { address, target, why_far: None, _watch: Some(watch) }
+    }
+
+    /// One that TCP alone reaches.
+    pub(crate) fn over_tcp(address: Address, target: Target, why_far: String) -> Self {
+        Self { address, target, why_far: Some(why_far), _watch: None }
     }
 
     /// The name it was opened with.
@@ -29,6 +37,14 @@ impl Peer {
     /// What transfers name.
     pub fn target(&self) -> &Target {
         &self.target
+    }
+
+    /// Which way its memory is reached now, and why not a better one. Mappings that turn out not to
+    /// work are known from the first transfer on that needed them.
+    pub fn way(&self) -> Way {
+        let mut way = self.target.way();
+        way.reasons.extend(self.why_far.clone());
+        way
     }
 
     /// Whether nobody declared it lost. A peer that ends, or whose node is closed, is lost within

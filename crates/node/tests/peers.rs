@@ -7,11 +7,10 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use common::{PATIENCE, Side, eventually};
+use common::{PATIENCE, Side, answering, eventually, impostor};
 use kvferry_engine::{Config, Engine, Error, Op, Range, State};
-use kvferry_node::{Node, NodeError, NodeOptions};
+use kvferry_node::{Node, NodeError, NodeOptions, TransferState};
 use kvferry_wire::handshake::{Kind, encode};
-use kvferry_wire::segment::{self, Descriptor};
 use kvferry_wire::{Id, Uuid};
 
 #[test]
@@ -154,17 +153,51 @@ fn a_peer_on_another_host_is_reached_by_tcp_or_both_hosts_are_named() {
     distant.kvferry.as_mut().unwrap().batch = None;
     let peer = impostor(&distant);
     let theirs = Uuid([9; 16]).to_string();
-    assert_eq!(
-        here.node.open(&peer).unwrap_err(),
-        NodeError::Unreachable { peer, ours: ours.clone(), theirs }
+    let error = here.node.open(&peer).unwrap_err();
+    assert!(
+        matches!(&error, NodeError::Unreachable { peer: p, ours: o, theirs: t, .. }
+            if (p, o, t) == (&peer, &ours, &theirs)),
+        "{error}"
     );
+    assert!(error.to_string().contains("batch protocol"), "{error}");
+}
 
-    distant.kvferry = None;
-    let error = here.node.open(&impostor(&distant)).unwrap_err();
+#[test]
+fn a_stock_mooncake_peer_is_refused_with_the_call_that_opens_it() {
+    let (here, there) = (Side::new(4096), Side::new(4096));
+    let mut stock = there.descriptor();
+    let ours = stock.kvferry.take().expect("a node").host.to_string();
+    let error = here.node.open(&impostor(&stock)).unwrap_err();
     assert!(
         matches!(&error, NodeError::Unreachable { ours: named, .. } if *named == ours),
         "{error}"
     );
+    assert!(error.to_string().contains("Node::open_mooncake"), "{error}");
+    assert!(!error.to_string().contains("batch"), "{error}");
+    // And that call does.
+    let peer = here.node.open_mooncake(&impostor(&stock)).unwrap();
+    let range = Range { local: here.buffer.addr(), remote: there.buffer.addr(), len: 4096 };
+    let moved = peer.submit(Op::Write, &[range]).unwrap().wait(PATIENCE);
+    assert_eq!(moved, TransferState::Completed);
+}
+
+#[test]
+fn a_peer_says_which_way_it_is_reached_and_why_not_a_better_one() {
+    let (here, there) = (Side::new(4096), Side::new(4096));
+    assert_eq!(here.node.open(there.node.name()).unwrap().way().to_string(), "mapped");
+    let other = OtherProcess::start();
+    let peer = here.node.open(&other.name).unwrap();
+    assert_eq!(peer.way().to_string(), "mapped");
+    let mut distant = there.descriptor();
+    distant.kvferry.as_mut().unwrap().host = Uuid([9; 16]);
+    let way = here.node.open(&impostor(&distant)).unwrap().way();
+    assert_eq!((way.mapped, way.tcp, way.reasons.len()), (false, true, 1));
+    assert!(way.to_string().contains(&Uuid([9; 16]).to_string()), "{way}");
+    let mut config = Config::default();
+    config.force_tcp = true;
+    let forced = Side::configured(4096, config, &NodeOptions::default());
+    let way = forced.node.open(there.node.name()).unwrap().way();
+    assert_eq!(way.to_string(), "TCP: MC_FORCE_TCP is set");
 }
 
 /// FAILURES.md B11.
@@ -366,23 +399,4 @@ impl Drop for OtherProcess {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
-}
-
-/// A server that answers one request with this descriptor; its name.
-fn impostor(descriptor: &Descriptor) -> String {
-    answering(encode(Kind::Metadata, &segment::encode(descriptor).unwrap()))
-}
-
-/// A server that answers one request with these bytes; its name.
-fn answering(bytes: Vec<u8>) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let name = listener.local_addr().unwrap().to_string();
-    std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut request = vec![0; encode(Kind::Metadata, b"{}\n").len()];
-        stream.read_exact(&mut request).unwrap();
-        stream.write_all(&bytes).unwrap();
-    });
-    name
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::Engine;
 use crate::batch::{AllPending, BatchId, Holds, Path, Told};
-use crate::ended::{Ended, Facts, Transport};
+use crate::ended::{Ended, Facts, Fallback, Transport};
 use crate::error::{Error, Result};
 use crate::plan::Op;
 use crate::request::{Copies, Part, SubmitOptions};
@@ -58,6 +58,23 @@ impl Engine {
 
     fn try_submit(&self, parts: &[Part<'_>], options: &SubmitOptions<'_>) -> Result<BatchId> {
         let began = Instant::now();
+        let left = || parts.iter().map(|part| part.target.left().count()).sum::<usize>();
+        loop {
+            let before = left();
+            match self.submit_once(began, parts, options) {
+                // Nothing moved, and what turned out to be out of reach goes over TCP from now on.
+                Err(_) if left() > before => {}
+                submitted => return submitted,
+            }
+        }
+    }
+
+    fn submit_once(
+        &self,
+        began: Instant,
+        parts: &[Part<'_>],
+        options: &SubmitOptions<'_>,
+    ) -> Result<BatchId> {
         if let Some(lost) = parts.iter().find_map(|part| part.target.lost()) {
             return Err(lost);
         }
@@ -81,7 +98,9 @@ impl Engine {
                 let mut all = submitted.unwrap_or_else(Submitted::nothing);
                 all.bytes += summary.bytes;
                 all.path = all.path.and(summary.path);
-                all.fallback = all.fallback.or(summary.fallback);
+                let unmapped = routes.iter().any(Route::is_fallback);
+                let unmapped = unmapped.then_some(Fallback::NotMapped);
+                all.fallback = unmapped.or(all.fallback).or(summary.fallback);
                 let Holds { targets, _pins, .. } = summary.holds;
                 all.holds.targets.extend(targets);
                 all.holds._pins.extend(_pins);

@@ -3,10 +3,10 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvferry_engine::{Buffer, Config, Engine, Op, Range, State, Target};
@@ -146,4 +146,48 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// A server that answers one request with this descriptor; its name.
+pub(crate) fn impostor(descriptor: &Descriptor) -> String {
+    answering(encode(Kind::Metadata, &segment::encode(descriptor).unwrap()))
+}
+
+/// A server that answers one request with these bytes; its name.
+pub(crate) fn answering(bytes: Vec<u8>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let name = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut request = vec![0; encode(Kind::Metadata, b"{}\n").len()];
+        stream.read_exact(&mut request).unwrap();
+        stream.write_all(&bytes).unwrap();
+    });
+    name
+}
+
+/// The warnings that are logged while `what` runs, on this thread.
+pub(crate) fn warnings<R>(what: impl FnOnce() -> R) -> (R, Vec<String>) {
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let result = tracing::subscriber::with_default(subscriber, what);
+    let bytes = lines.0.lock().unwrap().clone();
+    (result, String::from_utf8(bytes).unwrap().lines().map(String::from).collect())
 }

@@ -14,6 +14,7 @@ use crate::plan::{
 use crate::profile::Values;
 use crate::registry::{Registry, Table};
 use crate::request::{Copies, Part};
+use crate::segment::AllocationKey;
 use crate::target::Target;
 use crate::transport::place::{FormPlan, Place, Plan, RangePlan, RemoteWindows, compact_copies};
 
@@ -67,14 +68,15 @@ impl Peer {
                 .filter(|(_, range)| range.len > 0)
                 .map(|(at, r)| (at, r.local))
         })?;
-        let device = self.executor(device, &remote, scratch, target)?;
+        let home = device;
+        let device = self.executor(home, &remote, scratch, target)?;
         if self.limits(device) != limits {
             // A GPU copies for host memory, and has a profile of its own.
             limits = self.limits(device);
             (checked, _) =
                 check_bounds(op, ranges, &local.windows, remote.windows(), &limits, scratch)?;
         }
-        let place = self.place(scratch, registry, target, local, remote, device)?;
+        let place = self.place(scratch, registry, target, local, remote, (home, device))?;
         Ok(RangePlan { op, ranges, place, checked, limits, extent, one_space, device })
     }
 
@@ -90,11 +92,11 @@ impl Peer {
         let local = registry.table();
         let checked = check_form_bounds(forms, &local.windows, remote.windows(), scratch)?;
         let one_space = share_memory(&local, &remote, scratch);
-        let device = self.one_device(&local, scratch, || {
+        let home = self.one_device(&local, scratch, || {
             scratch.forms().iter().map(|form| (form.form, form.local.low))
         })?;
-        let device = self.executor(device, &remote, scratch, target)?;
-        let place = self.place(scratch, registry, target, local, remote, device)?;
+        let device = self.executor(home, &remote, scratch, target)?;
+        let place = self.place(scratch, registry, target, local, remote, (home, device))?;
         let mut copies = Vec::with_capacity(scratch.forms().len());
         for placed in scratch.forms() {
             let shift = place.shift(placed.local.window, placed.remote.window);
@@ -103,7 +105,8 @@ impl Peer {
         Ok(Plan::Forms(FormPlan { op, copies, bytes: checked.bytes, one_space, device, place }))
     }
 
-    /// Pins and maps, for the device that copies, the windows that the last checked list uses.
+    /// Pins and maps, for the device that copies, the windows that the last checked list uses. The
+    /// local ends lie on `home`.
     fn place(
         &self,
         scratch: &Scratch,
@@ -111,7 +114,7 @@ impl Peer {
         target: &Target,
         local: Arc<Table>,
         remote: RemoteWindows,
-        device: usize,
+        (home, device): (usize, usize),
     ) -> Result<Place> {
         let executor = &self.lanes[device].device;
         // Host memory of this process that a GPU copies.
@@ -138,7 +141,9 @@ impl Peer {
             match &remote {
                 RemoteWindows::Mapped(table) => {
                     let allocation = table.allocation(window);
-                    let mapping = target.mapping(allocation, device, executor)?;
+                    let mapping = target.mapping(allocation, device, executor);
+                    let mapping =
+                        mapping.map_err(|error| self.leave(target, home, allocation.key, error))?;
                     remote_relocations[window] = mapping.addr().wrapping_sub(allocation.base);
                     mappings.push(mapping);
                 }
@@ -235,11 +240,36 @@ impl Peer {
                 return Ok(device);
             }
         }
-        Err(Error::Unreachable {
+        // What a GPU reaches alone needs only a list of its own.
+        let reached_alone = |owner: &DeviceUuid| {
+            let is_host = info.vendor == Vendor::Host;
+            let able = |device| reaches(device, info.uuid) && reaches(device, *owner);
+            reaches(home, *owner) || is_host && (0..self.lanes.len()).any(able)
+        };
+        let out_of_reach = owners().find(|owner| !reached_alone(owner));
+        let error = Error::Unreachable {
             device: info.to_string(),
             peer: target.name().to_owned(),
-            remote: unreached.to_string(),
-        })
+            remote: out_of_reach.unwrap_or(unreached).to_string(),
+        };
+        if let Some(remote) = out_of_reach.filter(|_| !self.strict) {
+            target.leave_to_tcp(home, remote, None, &error);
+        }
+        Err(error)
+    }
+
+    /// The error of a mapping. If it comes again each time, TCP takes what is not mapped from now on,
+    /// where it can: the pair of devices, or the one allocation.
+    fn leave(&self, target: &Target, home: usize, key: AllocationKey, error: Error) -> Error {
+        let allocation = match error {
+            Error::Unproven { .. } => None,
+            Error::NotOpened { .. } => Some(key.id),
+            _ => return error,
+        };
+        if !self.strict {
+            target.leave_to_tcp(home, key.device, allocation, &error);
+        }
+        error
     }
 
     fn name(&self, device: usize) -> String {
