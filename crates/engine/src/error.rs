@@ -471,7 +471,7 @@ pub enum Error {
         len: u64,
         /// The driver's word.
         #[source]
-        error: kvferry_device::Error,
+        error: Box<kvferry_device::Error>,
     },
     /// The peer took no part in trying out a pair of devices. The next submission tries again.
     #[error(

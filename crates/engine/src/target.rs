@@ -465,7 +465,7 @@ impl Inner {
             }
             error @ (DeviceError::Call { .. } | DeviceError::BadExport { .. }) => {
                 let device = device.info().to_string();
-                Error::NotOpened { device, peer: peer(), base, len, error }
+                Error::NotOpened { device, peer: peer(), base, len, error: Box::new(error) }
             }
             error => error.into(),
         })
