@@ -559,7 +559,8 @@ pub enum Error {
         /// Most that may be.
         budget: u64,
     },
-    /// A stream cannot wait yet for a batch that is submitted step by step.
+    /// A stream of a device that cannot wait for the host cannot wait yet for a batch that is submitted
+    /// step by step.
     #[error(
         "batch {0} is submitted step by step, and not all of it is: no stream can wait for the rest; wait for the batch on the host, or submit it with OffloadMode::Direct and no MC_KVFERRY_MAX_RATE"
     )]

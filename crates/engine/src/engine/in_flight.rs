@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvferry_device::Consumer;
+use kvferry_device::Error::NotOrderable;
 
 use super::Engine;
 use crate::batch::{AllPending, BatchId, BatchStatus, End, State, Told};
@@ -65,10 +66,10 @@ impl Engine {
     /// see: ask [`Engine::poll`].
     ///
     /// # Errors
-    /// [`Error::UnknownBatch`], the device's if the stream cannot wait (for a batch over TCP, which this
-    /// process ends, only CUDA's can), and
-    /// [`Error::NotAllSubmitted`] for a batch that is submitted step by step
-    /// (`MC_KVFERRY_MAX_RATE`, [`Choice::in_steps`]) as long as some of it is not.
+    /// [`Error::UnknownBatch`], and the device's if the stream cannot wait. For what this process ends
+    /// only CUDA's can: others refuse a batch over TCP, and with [`Error::NotAllSubmitted`] one that is
+    /// submitted step by step (`MC_KVFERRY_MAX_RATE`, [`Choice::in_steps`]) as long as some of it is
+    /// not.
     pub fn signal(&self, id: BatchId, consumer: Consumer) -> Result<()> {
         self.check_process()?;
         let (_, pending) = self.batches.look(id)?;
@@ -78,7 +79,13 @@ impl Engine {
             steps.push(self.tcp()?.ending_for_stream(&self.peer, &transfer)?);
         }
         for paced in pending.paced.iter() {
-            steps.extend(paced.submissions().ok_or(Error::NotAllSubmitted(id))?);
+            match paced.submissions() {
+                Some(submissions) => steps.extend(submissions),
+                None => steps.push(self.peer.ending(paced).map_err(|error| match error {
+                    Error::Device(NotOrderable { .. }) => Error::NotAllSubmitted(id),
+                    error => error,
+                })?),
+            }
         }
         self.peer.signal(&pending.submissions, consumer)?;
         self.peer.signal(&steps, consumer)

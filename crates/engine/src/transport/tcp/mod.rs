@@ -7,7 +7,6 @@
 
 mod channel;
 mod cut;
-mod ending;
 mod layout;
 mod plan;
 mod server;
@@ -24,7 +23,7 @@ use kvferry_device::{Device, Producer, Vendor};
 use kvferry_wire::batch::{Key, Limits};
 use rustix::fs::{Mode, OFlags};
 
-use self::ending::Endings;
+use super::ending::Endings;
 use super::lane::Lane;
 use super::peer::Peer;
 use super::staging::Staging;
@@ -164,7 +163,7 @@ impl Tcp {
     /// # Errors
     /// `NotOrderable` if the lane's device cannot wait for the host.
     pub(crate) fn ending(&self, transfer: &Arc<Transfer>, lane: &Arc<Lane>) -> Result<Pending> {
-        let ticket = self.endings.submit(transfer, lane, self.shared.staging.watcher())?;
+        let ticket = self.endings.submit(lane, |raise| transfer.at_end(raise))?;
         Ok(Pending { lane: Arc::clone(lane), ticket })
     }
 
