@@ -29,10 +29,35 @@ pub trait ApplicationStream: Debug {
     fn record(&self) -> *mut c_void;
     /// Whether such an event has fired.
     fn has_fired(&self, event: *mut c_void) -> bool;
+    /// The same device's stream of one of the vendor's special values, on the thread that calls it; none
+    /// of a device that has none.
+    fn special(&self, _value: usize) -> Option<Box<dyn ApplicationStream>> {
+        None
+    }
     /// Begins the capture of the stream into a graph, in the mode that forbids the most.
     fn begin_capture(&self);
+    /// Begins it in any mode; in that one where a device has no other.
+    fn begin_capture_in(&self, _mode: CaptureMode) {
+        self.begin_capture();
+    }
     /// Ends it. Whether the graph is valid.
     fn end_capture(&self) -> bool;
+}
+
+/// What a capture forbids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CaptureMode {
+    /// To every thread what may break it.
+    Global,
+    /// To the thread that began it.
+    ThreadLocal,
+    /// Nothing.
+    Relaxed,
+}
+
+impl CaptureMode {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Global, Self::ThreadLocal, Self::Relaxed];
 }
 
 /// What opens a device and a way to make streams of an application on it.
@@ -53,6 +78,8 @@ macro_rules! ordering_conformance {
                 held_transfers_end_in_whatever_order_their_producers_do
                 a_consumer_waits_for_a_transfer_without_the_host
                 a_wait_for_the_producer_is_no_stall
+                special_streams_are_waited_for_and_wait
+                a_threads_special_stream_is_that_of_the_thread_that_submits
                 a_stream_that_is_being_captured_is_refused_and_its_graph_stays_valid
                 transfers_beside_a_capture_leave_its_graph_valid
             );
@@ -349,30 +376,31 @@ pub fn a_stream_that_is_being_captured_is_refused_and_its_graph_stays_valid(
     let memory = allocate(&device, 8192);
     let mut queue = Arc::clone(&device).queue(&QueueOptions::default()).expect("a queue");
     let copy = [CopyDescriptor { src: memory.addr(), dst: memory.addr() + 4096, len: 4096 }];
-    stream.begin_capture();
-    // SAFETY: the stream lives longer than the calls.
-    let (after, consumer) =
-        unsafe { (Producer::stream(stream.handle()), Consumer::stream(stream.handle())) };
-    let mut source = SliceSource(&[]);
-    let mut work = Work { large: &copy, after: Some(after), ..Work::pieces(&mut source) };
-    // SAFETY: the memory lives longer than the submission.
-    let refused = unsafe { queue.submit(&mut work) }.expect_err("its producer is being captured");
-    assert!(matches!(refused.error, Error::NotOrderable { .. }), "{refused}");
-    assert_eq!(refused.left, Left::Nothing);
-    let ticket = submit(&mut *queue, &mut SliceSource(&[]), &copy);
-    // Done or not, the answer may not touch the graph.
-    if let Err(refused) = queue.signal(ticket, consumer) {
-        assert!(matches!(refused, Error::NotOrderable { .. }), "{refused}");
+    for mode in CaptureMode::ALL {
+        stream.begin_capture_in(mode);
+        // SAFETY: the stream lives longer than the calls.
+        let (after, consumer) =
+            unsafe { (Producer::stream(stream.handle()), Consumer::stream(stream.handle())) };
+        let mut source = SliceSource(&[]);
+        let mut work = Work { large: &copy, after: Some(after), ..Work::pieces(&mut source) };
+        // SAFETY: the memory lives longer than the submission.
+        let refused = unsafe { queue.submit(&mut work) }.expect_err("its producer is captured");
+        assert!(matches!(refused.error, Error::NotOrderable { .. }), "{mode:?}: {refused}");
+        assert_eq!(refused.left, Left::Nothing);
+        let ticket = submit(&mut *queue, &mut SliceSource(&[]), &copy);
+        // Done or not, the answer may not touch the graph.
+        if let Err(refused) = queue.signal(ticket, consumer) {
+            assert!(matches!(refused, Error::NotOrderable { .. }), "{mode:?}: {refused}");
+        }
+        finish(&mut *queue, ticket);
+        assert!(stream.end_capture(), "the graph was broken, {mode:?}");
     }
-    finish(&mut *queue, ticket);
-    assert!(stream.end_capture(), "the graph was broken");
 }
 
 #[doc(hidden)]
 pub fn transfers_beside_a_capture_leave_its_graph_valid((device, stream): Application) {
     // FAILURES.md B22: everything that a transfer does, on the thread that captures and on another.
     let stream = stream();
-    stream.begin_capture();
     let everything = || {
         let memory = allocate(&device, 2 * LEN);
         let allocation = device.allocation(memory.addr()).expect("found");
@@ -387,9 +415,97 @@ pub fn transfers_beside_a_capture_leave_its_graph_valid((device, stream): Applic
         }
         assert_eq!(read(&device, memory.addr() + LEN, LEN as usize), vec![3; LEN as usize]);
     };
-    std::thread::scope(|scope| scope.spawn(everything).join()).expect("works beside a capture");
-    everything();
-    assert!(stream.end_capture(), "the graph was broken");
+    for mode in CaptureMode::ALL {
+        stream.begin_capture_in(mode);
+        std::thread::scope(|scope| scope.spawn(everything).join()).expect("works beside a capture");
+        everything();
+        assert!(stream.end_capture(), "the graph was broken, {mode:?}");
+    }
+}
+
+/// Both names of the legacy default stream, and a thread's own one.
+const SPECIAL: [usize; 3] = [0, 1, PER_THREAD];
+const PER_THREAD: usize = 2;
+
+#[doc(hidden)]
+pub fn special_streams_are_waited_for_and_wait((device, stream): Application) {
+    let gate = stream();
+    let memory = allocate(&device, 2 * LEN);
+    let (source, destination) = (memory.addr(), memory.addr() + LEN);
+    let mut queue = Arc::clone(&device).queue(&QueueOptions::default()).expect("a queue");
+    let completions = queue.completions();
+    let [_, (pieces, ..), ..] = ways(source, destination);
+    for value in SPECIAL {
+        let Some(special) = gate.special(value) else { return };
+        assert_eq!(special.handle().addr(), value);
+        write(&device, memory.addr(), &vec![0; 2 * LEN as usize]);
+        special.hold();
+        // SAFETY: nobody else uses the source until the transfer below, which waits for this.
+        unsafe { special.fill(source, 5, LEN) };
+        // SAFETY: a special stream lives as long as the device, and so do those below.
+        let after = unsafe { Producer::stream(special.handle()) };
+        let mut from = SliceSource(&pieces);
+        let mut work = Work { after: Some(after), ..Work::pieces(&mut from) };
+        let ticket = submit_work(&mut *queue, &mut work);
+        // Long enough for a transfer that does not wait to be done.
+        std::thread::sleep(Duration::from_millis(30));
+        queue.check().expect("works");
+        assert!(!completions.done(ticket), "done before its producer, {value}");
+        special.open();
+        finish(&mut *queue, ticket);
+        let moved = read(&device, destination, LEN as usize);
+        assert!(moved.iter().all(|&byte| byte == 5), "the producer had not written, {value}");
+
+        gate.hold();
+        // SAFETY: as above.
+        let (after, consumer) =
+            unsafe { (Producer::stream(gate.handle()), Consumer::stream(special.handle())) };
+        let mut from = SliceSource(&pieces);
+        let mut work = Work { after: Some(after), ..Work::pieces(&mut from) };
+        let ticket = submit_work(&mut *queue, &mut work);
+        queue.signal(ticket, consumer).expect("waits");
+        // SAFETY: the transfer, which the stream waits for, is the last that writes there.
+        unsafe { special.fill(destination, 9, LEN) };
+        let passed = special.record();
+        std::thread::sleep(Duration::from_millis(30));
+        assert!(!special.has_fired(passed), "the consumer ran before the transfer, {value}");
+        gate.open();
+        eventually("the consumer runs", || special.has_fired(passed));
+        finish(&mut *queue, ticket);
+        let filled = read(&device, destination, LEN as usize);
+        assert!(filled.iter().all(|&byte| byte == 9), "the consumer did not wait, {value}");
+    }
+}
+
+#[doc(hidden)]
+pub fn a_threads_special_stream_is_that_of_the_thread_that_submits((device, stream): Application) {
+    let Some(special) = stream().special(PER_THREAD) else { return };
+    let memory = allocate(&device, 8192);
+    let copy = [CopyDescriptor { src: memory.addr(), dst: memory.addr() + 4096, len: 4096 }];
+    let mut queue = Arc::clone(&device).queue(&QueueOptions::default()).expect("a queue");
+    let completions = queue.completions();
+    let behind_it = |queue: &mut dyn Queue| {
+        // SAFETY: a thread's stream lives as long as the thread, which waits below.
+        let after = unsafe { Producer::stream(PER_THREAD as *mut c_void) };
+        let mut nothing = SliceSource(&[]);
+        submit_work(
+            queue,
+            &mut Work { large: &copy, after: Some(after), ..Work::pieces(&mut nothing) },
+        )
+    };
+    special.hold();
+    let held = behind_it(&mut *queue);
+    std::thread::scope(|scope| {
+        // That of another thread holds nothing.
+        let other = scope.spawn(|| {
+            let ticket = behind_it(&mut *queue);
+            finish(&mut *queue, ticket);
+        });
+        other.join().expect("waits for nobody");
+    });
+    assert!(!completions.done(held), "it waited for the stream of another thread");
+    special.open();
+    finish(&mut *queue, held);
 }
 
 #[doc(hidden)]

@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 
 use super::context::Context;
 use super::{CudaDriver, CudaOptions};
-use crate::conformance::ApplicationStream;
+use crate::conformance::{ApplicationStream, CaptureMode};
 use crate::driver::{Driver, Pinned};
 use crate::error::Result;
 
@@ -18,31 +18,50 @@ use crate::error::Result;
 /// # Errors
 /// The driver's.
 pub fn application_stream(ordinal: u32) -> Result<impl ApplicationStream> {
-    let driver = CudaDriver::open(ordinal, &CudaOptions { kernel: false, cache_directory: None })?;
-    let context = Arc::clone(&driver.context);
-    let scope = context.enter()?;
-    let word = driver.allocate_pinned(size_of::<u32>() as u64)?;
-    // SAFETY: just allocated, and nobody uses it yet.
-    unsafe { word.host.cast::<u32>().write(0) };
-    let mut stream = std::ptr::null_mut();
-    // SAFETY: the scope is entered; the driver writes one stream. Flags 0: a blocking stream.
-    unsafe { driver.cuda().cuStreamCreateWithPriority(&mut stream, 0, 0) }
-        .map_err(|failure| driver.error(failure))?;
-    drop(scope);
-    Ok(CudaStream { driver, context, stream, word, holds: AtomicU32::new(0) })
+    CudaStream::new(ordinal, None)
 }
 
 #[derive(Debug)]
 struct CudaStream {
+    ordinal: u32,
     driver: CudaDriver,
     context: Arc<Context>,
     stream: sys::CUstream,
+    /// It is not ours to destroy.
+    is_special: bool,
     /// How many holds have been opened; the stream waits for its number.
     word: Pinned,
     holds: AtomicU32,
 }
 
 impl CudaStream {
+    /// One that is made, or one that there is.
+    fn new(ordinal: u32, special: Option<usize>) -> Result<Self> {
+        let driver =
+            CudaDriver::open(ordinal, &CudaOptions { kernel: false, cache_directory: None })?;
+        let context = Arc::clone(&driver.context);
+        let scope = context.enter()?;
+        let word = driver.allocate_pinned(size_of::<u32>() as u64)?;
+        // SAFETY: just allocated, and nobody uses it yet.
+        unsafe { word.host.cast::<u32>().write(0) };
+        let mut stream = special.unwrap_or_default() as sys::CUstream;
+        if special.is_none() {
+            // SAFETY: the scope is entered; the driver writes one stream. Flags 0: a blocking stream.
+            unsafe { driver.cuda().cuStreamCreateWithPriority(&mut stream, 0, 0) }
+                .map_err(|failure| driver.error(failure))?;
+        }
+        drop(scope);
+        Ok(Self {
+            ordinal,
+            driver,
+            context,
+            stream,
+            is_special: special.is_some(),
+            word,
+            holds: AtomicU32::new(0),
+        })
+    }
+
     fn with<R>(&self, call: impl FnOnce(&super::library::Cuda) -> Result<R, super::Failure>) -> R {
         let _scope = self.context.enter().expect("a context");
         call(self.driver.cuda()).map_err(|failure| self.driver.error(failure)).expect("works")
@@ -87,9 +106,22 @@ impl ApplicationStream for CudaStream {
         self.driver.fired(super::Event(event.cast())).expect("works")
     }
 
+    fn special(&self, value: usize) -> Option<Box<dyn ApplicationStream>> {
+        Some(Box::new(Self::new(self.ordinal, Some(value)).expect("as this one")))
+    }
+
     fn begin_capture(&self) {
+        self.begin_capture_in(CaptureMode::Global);
+    }
+
+    fn begin_capture_in(&self, mode: CaptureMode) {
+        use sys::CUstreamCaptureMode as Mode;
         // Not inside a scope, which would relax what this thread may do.
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        let mode = match mode {
+            CaptureMode::Global => Mode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+            CaptureMode::ThreadLocal => Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+            CaptureMode::Relaxed => Mode::CU_STREAM_CAPTURE_MODE_RELAXED,
+        };
         // SAFETY: the stream lives.
         unsafe { self.driver.cuda().cuStreamBeginCapture_v2(self.stream, mode) }
             .map_err(|failure| self.driver.error(failure))
@@ -114,8 +146,10 @@ impl Drop for CudaStream {
         let Ok(_scope) = self.context.enter() else { return };
         // SAFETY: the stream lives, and is destroyed once; what it held was let go.
         let _ = unsafe { self.driver.cuda().cuStreamSynchronize(self.stream) };
-        // SAFETY: as above.
-        let _ = unsafe { self.driver.cuda().cuStreamDestroy_v2(self.stream) };
+        if !self.is_special {
+            // SAFETY: as above.
+            let _ = unsafe { self.driver.cuda().cuStreamDestroy_v2(self.stream) };
+        }
         let _ = self.driver.free_pinned(self.word);
     }
 }

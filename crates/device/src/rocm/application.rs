@@ -8,7 +8,7 @@ use hip_sys as sys;
 
 use super::context::Context;
 use super::{Failure, Hip, RocmDriver, RocmOptions};
-use crate::conformance::ApplicationStream;
+use crate::conformance::{ApplicationStream, CaptureMode};
 use crate::driver::{Driver, Pinned};
 use crate::error::Result;
 
@@ -17,33 +17,51 @@ use crate::error::Result;
 /// # Errors
 /// HIP's.
 pub fn application_stream(ordinal: u32) -> Result<impl ApplicationStream> {
-    let options = RocmOptions { kernel: false, ..RocmOptions::default() };
-    let driver = RocmDriver::open(ordinal, &options)?;
-    let context = Arc::clone(&driver.context);
-    let scope = context.enter()?;
-    let word = driver.allocate_pinned(size_of::<u32>() as u64)?;
-    // SAFETY: just allocated, and nobody uses it yet.
-    unsafe { word.host.cast::<u32>().write(0) };
-    let mut stream = std::ptr::null_mut();
-    let flags = sys::hipStreamDefault;
-    // SAFETY: the scope is entered; HIP writes one stream.
-    unsafe { driver.hip().hipStreamCreateWithPriority(&mut stream, flags, 0) }
-        .map_err(|failure| driver.error(failure))?;
-    drop(scope);
-    Ok(RocmStream { driver, context, stream, word, holds: AtomicU32::new(0) })
+    RocmStream::new(ordinal, None)
 }
 
 #[derive(Debug)]
 struct RocmStream {
+    ordinal: u32,
     driver: RocmDriver,
     context: Arc<Context>,
     stream: sys::hipStream_t,
+    /// It is not ours to destroy.
+    is_special: bool,
     /// How many holds have been opened; the stream waits for its number.
     word: Pinned,
     holds: AtomicU32,
 }
 
 impl RocmStream {
+    /// One that is made, or one that there is.
+    fn new(ordinal: u32, special: Option<usize>) -> Result<Self> {
+        let options = RocmOptions { kernel: false, ..RocmOptions::default() };
+        let driver = RocmDriver::open(ordinal, &options)?;
+        let context = Arc::clone(&driver.context);
+        let scope = context.enter()?;
+        let word = driver.allocate_pinned(size_of::<u32>() as u64)?;
+        // SAFETY: just allocated, and nobody uses it yet.
+        unsafe { word.host.cast::<u32>().write(0) };
+        let mut stream = special.unwrap_or_default() as sys::hipStream_t;
+        if special.is_none() {
+            let flags = sys::hipStreamDefault;
+            // SAFETY: the scope is entered; HIP writes one stream.
+            unsafe { driver.hip().hipStreamCreateWithPriority(&mut stream, flags, 0) }
+                .map_err(|failure| driver.error(failure))?;
+        }
+        drop(scope);
+        Ok(Self {
+            ordinal,
+            driver,
+            context,
+            stream,
+            is_special: special.is_some(),
+            word,
+            holds: AtomicU32::new(0),
+        })
+    }
+
     fn with<R>(&self, call: impl FnOnce(&Hip) -> Result<R, Failure>) -> R {
         let _scope = self.context.enter().expect("enters");
         call(self.driver.hip()).map_err(|failure| self.driver.error(failure)).expect("works")
@@ -89,9 +107,21 @@ impl ApplicationStream for RocmStream {
         self.driver.fired(super::Event(event.cast())).expect("works")
     }
 
+    fn special(&self, value: usize) -> Option<Box<dyn ApplicationStream>> {
+        Some(Box::new(Self::new(self.ordinal, Some(value)).expect("as this one")))
+    }
+
     fn begin_capture(&self) {
+        self.begin_capture_in(CaptureMode::Global);
+    }
+
+    fn begin_capture_in(&self, mode: CaptureMode) {
         // Not inside a scope, which would relax what this thread may do.
-        let mode = sys::hipStreamCaptureModeGlobal;
+        let mode = match mode {
+            CaptureMode::Global => sys::hipStreamCaptureModeGlobal,
+            CaptureMode::ThreadLocal => sys::hipStreamCaptureModeThreadLocal,
+            CaptureMode::Relaxed => sys::hipStreamCaptureModeRelaxed,
+        };
         // SAFETY: the stream lives.
         unsafe { self.driver.hip().hipStreamBeginCapture(self.stream, mode) }
             .map_err(|failure| self.driver.error(failure))
@@ -121,8 +151,10 @@ impl Drop for RocmStream {
         let Ok(_scope) = self.context.enter() else { return };
         // SAFETY: the stream lives, and is destroyed once; what it held was let go.
         let _ = unsafe { self.driver.hip().hipStreamSynchronize(self.stream) };
-        // SAFETY: as above.
-        let _ = unsafe { self.driver.hip().hipStreamDestroy(self.stream) };
+        if !self.is_special {
+            // SAFETY: as above.
+            let _ = unsafe { self.driver.hip().hipStreamDestroy(self.stream) };
+        }
         let _ = self.driver.free_pinned(self.word);
     }
 }
