@@ -69,7 +69,7 @@ pub(super) fn of(error: &Error) -> Status {
         | Error::ExportRefused { .. }
         | Error::ProbeRefused { .. }
         | Error::Tcp { .. } => PEER_LOST,
-        Error::Fallback { .. } | Error::NotStaged { .. } => REFUSED,
+        Error::Fallback { .. } | Error::NoDeviceMemory { .. } | Error::NotStaged { .. } => REFUSED,
         Error::PinnedBudget { .. } => OUT_OF_MEMORY,
         // Both: what ended the batch was asked for, by cancel or by destroy.
         Error::Cancelled | Error::Stopped => CANCELLED,

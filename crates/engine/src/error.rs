@@ -501,6 +501,20 @@ pub enum Error {
         /// Why there is no kernel.
         reason: String,
     },
+    /// There is no device memory to stage a batch in.
+    #[error(
+        "{device} would move this batch to or from {peer} by {path}, as it has no memory to stage it in: {reason} (MC_KVFERRY_STRICT=1 refuses that; MC_KVFERRY_OFFLOAD_BOUNCE_MB says how much is asked for)"
+    )]
+    NoDeviceMemory {
+        /// The device.
+        device: String,
+        /// The peer, or the peers.
+        peer: String,
+        /// What would move the bytes.
+        path: Path,
+        /// The device's word.
+        reason: String,
+    },
     /// There is nothing to measure on a device without a copy kernel.
     #[error("{device} has no copy kernel, and so nothing to calibrate: {reason}")]
     NoKernel {
@@ -615,7 +629,9 @@ impl Error {
             | Self::Unproven { .. }
             | Self::NotOpened { .. }
             | Self::MappedElsewhere { .. } => "unreachable",
-            Self::Fallback { .. } | Self::NotStaged { .. } => "slower_way_refused",
+            Self::Fallback { .. } | Self::NoDeviceMemory { .. } | Self::NotStaged { .. } => {
+                "slower_way_refused"
+            }
             Self::PinnedBudget { .. } | Self::Device(Device::OutOfMemory { .. }) => "out_of_memory",
             Self::Device(Device::Lost { .. } | Device::Stalled { .. }) => "device_lost",
             Self::Device(_) => "device",

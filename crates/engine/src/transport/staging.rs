@@ -6,9 +6,8 @@
 
 mod copying;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fmt::{self, Debug};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use kvferry_device::{Capabilities, Device, Memory, PinnedMemory, QueueOptions, Vendor};
@@ -164,8 +163,8 @@ pub(super) struct Pool {
     pub(super) send_slices: usize,
     kernel: bool,
     strict: bool,
-    /// A fallback was warned about.
-    warned: AtomicBool,
+    /// Peers of whose fallback it was warned.
+    warned: Mutex<HashSet<String>>,
 }
 
 impl Pool {
@@ -211,7 +210,7 @@ impl Pool {
             slice_bytes,
             kernel,
             strict: config.strict,
-            warned: AtomicBool::new(false),
+            warned: Mutex::default(),
         })
     }
 
@@ -220,7 +219,7 @@ impl Pool {
         self.pinned_bytes > 0 && (side == Side::Receive || self.send_slices > 0)
     }
 
-    /// A free slice; if there is none, `wake` is told when it is worth to ask again. Who has waited
+    /// A free slice for what comes from or goes to the peer; if there is none, `wake` is told when it is worth to ask again. Who has waited
     /// long gets pageable memory.
     ///
     /// # Errors
@@ -228,6 +227,7 @@ impl Pool {
     pub(super) fn take(
         self: &Arc<Self>,
         side: Side,
+        peer: &str,
         waited_long: bool,
         wake: &Arc<Notify>,
     ) -> Result<Option<Slice>> {
@@ -244,21 +244,23 @@ impl Pool {
                 return Ok(None);
             }
         }
-        self.fall_back("a peer", if self.pinned_bytes > 0 { "all slots are busy" } else { OFF })?;
+        self.fall_back(peer, if self.pinned_bytes > 0 { "all slots are busy" } else { OFF })?;
         Ok(pageable.take(wake).and_then(|mut bytes| {
             bytes.resize(self.slice_bytes as usize, 0);
             slice(Bytes::Pageable(bytes))
         }))
     }
 
-    /// Warns once of a slower path, or refuses it in strict mode.
+    /// Warns once of a slower path to or from a peer, or refuses it in strict mode.
     pub(super) fn fall_back(&self, peer: &str, reason: &str) -> Result<()> {
         let device = self.lane.device.info();
         if self.strict {
             let (device, reason) = (device.to_string(), reason.to_owned());
             return Err(Error::NotStaged { device, peer: peer.to_owned(), reason });
         }
-        if !self.warned.swap(true, Ordering::Relaxed) {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        if !warned.contains(peer) {
+            warned.insert(peer.to_owned());
             tracing::warn!(%device, peer, reason, "GPU memory goes over TCP piece by piece, which is slower");
         }
         Ok(())

@@ -18,7 +18,7 @@ mod steps;
 mod submit;
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ use super::peer::Submitted;
 use super::place::Plan;
 use crate::batch::{Path, Pending};
 use crate::config::{Config, Policy};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::Strides;
 use crate::request::{OffloadMode, SubmitOptions};
 
@@ -64,6 +64,8 @@ pub(crate) struct Offload {
     workers: Vec<Mutex<Option<Arc<Worker>>>>,
     /// Per device.
     steps: Vec<Mutex<Steps>>,
+    /// Of each device, whether it was warned that it has no memory to stage in.
+    without_bounce: Vec<AtomicBool>,
     /// Choices that were logged.
     logged: Mutex<HashSet<(usize, Direction, Choice)>>,
 }
@@ -112,6 +114,7 @@ impl Offload {
             ways: devices.iter().map(|_| Default::default()).collect(),
             workers: devices.iter().map(|_| Mutex::default()).collect(),
             steps: devices.iter().map(|_| steps()).collect(),
+            without_bounce: devices.iter().map(|_| AtomicBool::new(false)).collect(),
             logged: Mutex::default(),
         }
     }
@@ -312,7 +315,8 @@ impl Offload {
         if choice.mode == OffloadMode::Staged {
             match lock(&way.bounce).prepare(order.waits()) {
                 Err(error) if asked.is_some() || !is_out_of_memory(&error) => return Err(error),
-                Err(_) => {
+                Err(error) => {
+                    self.without_bounce(index, device, parts, &error)?;
                     choice =
                         Choice { mode: OffloadMode::Kernel, reason: Reason::NoBounce, ..choice };
                 }
@@ -371,6 +375,29 @@ impl Offload {
         submitted.choice = Some(choice);
         self.log(index, device, direction, choice);
         Ok(Some(submitted))
+    }
+
+    /// Refuses a batch for lack of memory to stage it in, or says once of the device that the kernel
+    /// copies it in place.
+    fn without_bounce(
+        &self,
+        index: usize,
+        device: &Arc<dyn Device>,
+        parts: &Parts<'_>,
+        error: &Error,
+    ) -> Result<()> {
+        let (device, path) = (device.info(), Path::Kernel);
+        if self.config.strict {
+            let mut peers: Vec<_> =
+                parts.iter().map(|(plan, _)| plan.place().target.name()).collect();
+            peers.dedup();
+            let (device, peer) = (device.to_string(), peers.join(", "));
+            return Err(Error::NoDeviceMemory { device, peer, path, reason: error.to_string() });
+        }
+        if !self.without_bounce[index].swap(true, Ordering::Relaxed) {
+            tracing::warn!(%device, %path, %error, "no device memory to stage in: batches that should be go a slower way");
+        }
+        Ok(())
     }
 
     /// Gives a batch to the worker.
@@ -527,8 +554,8 @@ impl List {
     }
 }
 
-fn is_out_of_memory(error: &crate::error::Error) -> bool {
-    matches!(error, crate::error::Error::Device(kvferry_device::Error::OutOfMemory { .. }))
+fn is_out_of_memory(error: &Error) -> bool {
+    matches!(error, Error::Device(kvferry_device::Error::OutOfMemory { .. }))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

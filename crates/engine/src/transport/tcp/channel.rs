@@ -81,6 +81,8 @@ struct SliceCopy {
 #[derive(Debug)]
 pub(super) struct Channel {
     stream: TcpStream,
+    /// Its name, or its host.
+    peer: String,
     staging: Arc<Staging>,
     /// Received and not taken yet.
     buffer: Box<[u8]>,
@@ -112,12 +114,14 @@ pub(super) struct Channel {
 impl Channel {
     pub(super) fn new(
         stream: TcpStream,
+        peer: String,
         staging: Arc<Staging>,
         lanes: usize,
         wake: Arc<Notify>,
     ) -> Self {
         Self {
             stream,
+            peer,
             staging,
             buffer: vec![0; BUFFER].into(),
             start: 0,

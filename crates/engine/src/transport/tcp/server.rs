@@ -217,7 +217,8 @@ async fn serve(
     let mut machine = Responder::new(settings, Nonce(rand::random()));
     let wake = Arc::new(Notify::new());
     let stranger = door.table().meet(&wake);
-    let mut channel = Channel::new(stream, Arc::clone(&tcp.staging), tcp.lanes, wake);
+    let (peer, staging) = (from.ip().to_string(), Arc::clone(&tcp.staging));
+    let mut channel = Channel::new(stream, peer, staging, tcp.lanes, wake);
     let mut server = Server {
         tcp: Arc::clone(&tcp),
         registry,

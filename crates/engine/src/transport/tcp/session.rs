@@ -339,7 +339,8 @@ impl Lane {
         };
         let _ = stream.set_nodelay(true);
         let staging: Arc<Staging> = Arc::clone(&tcp.staging);
-        let mut channel = Channel::new(stream, staging, tcp.lanes, Arc::clone(wake));
+        let peer = self.shared.peer.clone();
+        let mut channel = Channel::new(stream, peer, staging, tcp.lanes, Arc::clone(wake));
         self.machine.connect(Nonce(rand::random()));
         self.asker.draining = false;
         let lost = channel.run(&mut self.machine, &mut self.asker).await;

@@ -37,7 +37,7 @@ impl Fixture {
     }
 
     fn slice(&self, side: Side) -> Option<Slice> {
-        self.pool.take(side, false, &self.wake).unwrap()
+        self.pool.take(side, "a peer", false, &self.wake).unwrap()
     }
 
     /// Begins to copy between a slice and `count` pieces that lie apart, from the `first` on.

@@ -132,7 +132,7 @@ impl Channel {
                     return Ok(None);
                 }
                 let waited = self.waits[0].is_some_and(|since| since.elapsed() >= PATIENCE);
-                let taken = pool.take(Side::Send, waited, &self.wake)?;
+                let taken = pool.take(Side::Send, &self.peer, waited, &self.wake)?;
                 self.waits[0] =
                     taken.is_none().then(|| *self.waits[0].get_or_insert_with(Instant::now));
                 Ok(taken)

@@ -10,7 +10,7 @@ use super::super::layout::Home;
 use super::copies::PATIENCE;
 use super::end::End;
 use super::{Channel, PIECES};
-use crate::transport::staging::Side;
+use crate::transport::staging::{Pool, Side};
 
 /// What became of an attempt to use the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,7 +171,8 @@ impl Channel {
         if self.landing.is_none() {
             let waited = self.waits[1].is_some_and(|since| since.elapsed() >= PATIENCE);
             let pool = self.staging.pool(device);
-            match pool.and_then(|pool| pool.take(Side::Receive, waited, &self.wake)) {
+            let take = |pool: Arc<Pool>| pool.take(Side::Receive, &self.peer, waited, &self.wake);
+            match pool.and_then(take) {
                 Ok(Some(slice)) => {
                     if let Some(it) = self.moves.get_mut(&landing.request) {
                         it.fell_back |= !slice.is_pinned();
