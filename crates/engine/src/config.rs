@@ -70,8 +70,8 @@ pub struct Config {
     pub offload_bounce_bytes: u64,
     /// Bytes of a staged or paced copy that are one step. `MC_KVFERRY_OFFLOAD_CHUNK_BYTES`.
     pub offload_chunk_bytes: u64,
-    /// Most bytes of host memory that are page-locked for transfers and page stores; `None` for
-    /// three quarters of this machine's memory. `MC_KVFERRY_PINNED_MB`.
+    /// Most bytes of host memory that are page-locked for transfers, page stores and TCP's staging
+    /// slots; `None` for three quarters of this machine's memory. `MC_KVFERRY_PINNED_MB`.
     pub pinned_bytes: Option<u64>,
     /// Serve and use Mooncake's TCP transport, which knows no authentication; undecided,
     /// [`Config::serves_mooncake`] decides. `MC_KVFERRY_MOONCAKE`.

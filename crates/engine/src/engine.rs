@@ -266,7 +266,9 @@ impl Engine {
         if let Some(tcp) = &*tcp {
             return Ok(Arc::clone(tcp));
         }
-        let made = Arc::new(Tcp::new(&self.config, &self.devices, self.incarnation)?);
+        let account = self.registry.pinned();
+        let made = Tcp::new(&self.config, &self.devices, account, self.incarnation)?;
+        let made = Arc::new(made);
         Ok(Arc::clone(tcp.insert(made)))
     }
 

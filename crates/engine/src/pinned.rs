@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::config::Config;
 use crate::error::{Error, Result};
 
-/// Bytes of host memory that are page-locked for transfers and page stores. The engine's own rings
-/// and staging slots, some megabytes, are not in it.
+/// Bytes of host memory that are page-locked for transfers, page stores and TCP's staging slots. The
+/// rings of the engine's queues, some megabytes a device, are not in it.
 #[derive(Debug)]
 pub struct PinnedAccount {
     budget: u64,
@@ -23,8 +23,8 @@ pub struct PinnedShare {
 }
 
 impl Config {
-    /// Most bytes of host memory that are page-locked for transfers and page stores:
-    /// `MC_KVFERRY_PINNED_MB`, or three quarters of this machine's memory.
+    /// Most bytes of host memory that are page-locked for transfers, page stores and TCP's staging
+    /// slots: `MC_KVFERRY_PINNED_MB`, or three quarters of this machine's memory.
     pub fn pinned_budget(&self) -> u64 {
         self.pinned_bytes.unwrap_or_else(|| total_memory() / 4 * 3)
     }

@@ -88,7 +88,8 @@ pub struct Statistics {
     pub staging_bytes: u64,
     /// As [`Engine::bounce_bytes`](crate::Engine::bounce_bytes).
     pub bounce_bytes: u64,
-    /// Registered and stored host memory that is page-locked, of the budget `MC_KVFERRY_PINNED_MB`.
+    /// Host memory that is page-locked, of the budget `MC_KVFERRY_PINNED_MB`: registered, stored,
+    /// and `staging_bytes`.
     pub locked_bytes: u64,
 }
 

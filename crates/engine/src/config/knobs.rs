@@ -142,7 +142,7 @@ pub const KNOBS: &[Knob] = &[
         name: "MC_KVFERRY_PINNED_MB",
         default: UNSET,
         accepts: "1 to 16777216 MiB",
-        about: "most host memory that is page-locked for transfers and page stores; unset, three quarters of this machine's memory",
+        about: "most host memory that is page-locked for transfers, page stores and TCP's staging slots; unset, three quarters of this machine's memory",
     },
     Knob {
         name: "MC_KVFERRY_MOONCAKE",

@@ -19,6 +19,7 @@ use super::lane::Lane;
 use super::watcher::Watcher;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::pinned::{PinnedAccount, PinnedShare};
 
 /// Which way the bytes of a slice go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,16 +39,25 @@ const PAGEABLE: usize = 16;
 pub(super) struct Staging {
     config: Config,
     devices: Vec<Arc<dyn Device>>,
+    account: Arc<PinnedAccount>,
     /// Per device; made when TCP first needs it.
-    pools: Vec<OnceLock<Result<Arc<Pool>>>>,
+    pools: Vec<OnceLock<Arc<Pool>>>,
+    /// Held by who makes one.
+    making: Mutex<()>,
     watcher: Watcher,
 }
 
 impl Staging {
-    pub(super) fn new(config: &Config, devices: &[Arc<dyn Device>]) -> Result<Self> {
+    pub(super) fn new(
+        config: &Config,
+        devices: &[Arc<dyn Device>],
+        account: &Arc<PinnedAccount>,
+    ) -> Result<Self> {
         Ok(Self {
             config: config.clone(),
             devices: devices.to_vec(),
+            account: Arc::clone(account),
+            making: Mutex::default(),
             pools: devices.iter().map(|_| OnceLock::new()).collect(),
             watcher: Watcher::start()?,
         })
@@ -72,9 +82,22 @@ impl Staging {
         self.config.tcp_slice_bytes.min(self.config.tcp_staging_slot_bytes)
     }
 
+    /// The slices of a device.
+    ///
+    /// # Errors
+    /// [`Error::PinnedBudget`], and the device's, as long as there is no room for them.
     pub(super) fn pool(&self, index: usize) -> Result<Arc<Pool>> {
-        let open = || Pool::new(Arc::clone(&self.devices[index]), &self.config).map(Arc::new);
-        self.pools[index].get_or_init(open).clone()
+        let place = &self.pools[index];
+        if let Some(pool) = place.get() {
+            return Ok(Arc::clone(pool));
+        }
+        // Two of one device would lock twice the memory.
+        let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = place.get() {
+            return Ok(Arc::clone(pool));
+        }
+        let pool = Pool::new(Arc::clone(&self.devices[index]), &self.config, &self.account)?;
+        Ok(Arc::clone(place.get_or_init(|| Arc::new(pool))))
     }
 
     /// Whether nobody knows what its copies of a device do.
@@ -93,7 +116,7 @@ impl Staging {
     }
 
     fn open_pools(&self) -> impl Iterator<Item = &Arc<Pool>> {
-        self.pools.iter().filter_map(|pool| pool.get()?.as_ref().ok())
+        self.pools.iter().filter_map(OnceLock::get)
     }
 
     pub(super) fn watcher(&self) -> &Watcher {
@@ -158,6 +181,8 @@ pub(super) struct Pool {
     pageable_send: Shelf<Vec<u8>>,
     pageable_receive: Shelf<Vec<u8>>,
     pinned_bytes: u64,
+    /// Of the slices' memory.
+    _share: PinnedShare,
     slice_bytes: u64,
     /// Slices that send.
     pub(super) send_slices: usize,
@@ -168,12 +193,13 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    fn new(device: Arc<dyn Device>, config: &Config) -> Result<Self> {
+    fn new(device: Arc<dyn Device>, config: &Config, account: &Arc<PinnedAccount>) -> Result<Self> {
         let slice_bytes = config.tcp_slice_bytes.min(config.tcp_staging_slot_bytes);
         let count = match config.tcp_staging {
             true => config.tcp_staging_slots as u64 * config.tcp_staging_slot_bytes / slice_bytes,
             false => 0,
         };
+        let share = account.take(count * slice_bytes)?;
         let kernel = config.kernel && device.info().capabilities.contains(Capabilities::KERNEL);
         let options = QueueOptions {
             // More share the link, and the first slices come later.
@@ -206,7 +232,8 @@ impl Pool {
             receive: Shelf::new(receive),
             pageable_send: pageable(),
             pageable_receive: pageable(),
-            pinned_bytes: count * slice_bytes,
+            pinned_bytes: share.bytes(),
+            _share: share,
             slice_bytes,
             kernel,
             strict: config.strict,

@@ -31,6 +31,7 @@ use super::watcher::wait_for;
 use crate::batch::Pending;
 use crate::config::{Config, OverlapCheck};
 use crate::error::{Error, Result};
+use crate::pinned::PinnedAccount;
 use crate::plan::Scratch;
 use crate::registry::Registry;
 use crate::request::Part;
@@ -73,11 +74,12 @@ impl Tcp {
     pub(crate) fn new(
         config: &Config,
         devices: &[Arc<dyn Device>],
+        account: &Arc<PinnedAccount>,
         incarnation: Identity,
     ) -> Result<Self> {
         let key = config.auth_key_file.as_deref().map(read_key).transpose()?;
         let threads = Threads::new(config.tcp_threads);
-        let staging = Arc::new(Staging::new(config, devices)?);
+        let staging = Arc::new(Staging::new(config, devices, account)?);
         let timeout = config.tcp_status_timeout;
         let limits = Limits {
             slot_bytes: staging.slice_bytes() as u32,

@@ -5,6 +5,7 @@ use kvferry_device::{Device, Memory};
 
 use super::*;
 use crate::config::Config;
+use crate::pinned::PinnedAccount;
 
 const PIECE: u64 = 1000;
 
@@ -27,7 +28,9 @@ impl Fixture {
             _ => None,
         };
         let config = Config::from_lookup(knobs).unwrap();
-        let staging = Arc::new(Staging::new(&config, &[Arc::clone(&device)]).unwrap());
+        let account = PinnedAccount::new(&config);
+        let staging = Staging::new(&config, &[Arc::clone(&device)], &account).unwrap();
+        let staging = Arc::new(staging);
         let memory = Arc::clone(&device).allocate(1 << 20).unwrap();
         let noise: Vec<u8> = (0..1 << 20).map(|at: u32| (at * 31 % 251) as u8).collect();
         // SAFETY: it is this test's own memory.
