@@ -48,6 +48,8 @@ over_tcp! {
         simulated_gpu: super::Kind::Sim;
         #[cfg(feature = "cuda")]
         cuda_gpu: super::Kind::Cuda;
+        #[cfg(feature = "rocm")]
+        rocm_gpu: super::Kind::Rocm;
     }
     cases {
         thousands_of_scattered_pages_arrive_whole_and_alone
@@ -68,13 +70,27 @@ over_tcp! {
         simulated_gpu_ends: super::Kind::Sim;
         #[cfg(feature = "cuda")]
         cuda_gpu_ends: super::Kind::Cuda;
+        #[cfg(feature = "rocm")]
+        rocm_gpu_ends: super::Kind::Rocm;
     }
     ends {
         a_peer_killed_at_any_moment_ends_every_batch_with_a_reason
         a_stopped_peer_ends_its_batches_within_the_deadline_and_works_again
+        a_peer_that_stops_for_less_than_the_deadline_ends_no_batch
         a_cancelled_batch_of_a_stopped_peer_is_not_moved_when_the_peer_goes_on
         a_killed_initiator_leaves_memory_that_can_be_freed
         a_peer_that_restarts_under_its_name_is_not_taken_for_the_old_one
+    }
+}
+
+// AMD's streams do not wait for what this process ends.
+#[cfg(feature = "rocm")]
+over_tcp! {
+    on {
+        rocm_gpu_orders: super::Kind::Rocm;
+    }
+    orders {
+        a_transfer_waits_for_the_applications_stream
     }
 }
 
@@ -215,6 +231,52 @@ mod ends {
         there.verify(remote, peer_process::Image::untouched(1));
     }
 
+    pub(crate) fn a_peer_that_stops_for_less_than_the_deadline_ends_no_batch(
+        kind: Kind,
+        random: &mut SmallRng,
+    ) {
+        // B44. The deadline is 3 seconds.
+        use rustix::process::Signal;
+        const LEN: u64 = 8 << 20;
+        const STOP: Duration = Duration::from_secs(1);
+        let mut here = Side::start(kind, None).expect("a side");
+        let local = here.filled(LEN, 1);
+        let mut there = PeerProcess::start(kind);
+        let remote = there.filled(LEN, 2);
+        let peer = here.node.open(&there.name).expect("opens");
+        let range = [Range { local, remote, len: LEN }];
+        here.run(peer.target(), Op::Read, &range).expect("the peer lives");
+        for (op, seed) in [(Op::Write, 3), (Op::Read, 4), (Op::Write, 5), (Op::Read, 6)] {
+            match op {
+                Op::Write => here.done(Order::Fill { addr: local, seed }),
+                Op::Read => there.done(Order::Fill { addr: remote, seed }),
+            }
+            // Before its first byte, or somewhere in it.
+            let moment = (seed > 4).then(|| Duration::from_micros(random.random_range(0..5000)));
+            if moment.is_none() {
+                there.signal(Signal::STOP);
+            }
+            let id = here.engine.submit(peer.target(), op, &range).expect("submits");
+            if let Some(moment) = moment {
+                let start = Instant::now();
+                while start.elapsed() < moment {
+                    std::hint::spin_loop();
+                }
+                there.signal(Signal::STOP);
+            }
+            let status = here.engine.wait(id, STOP).expect("known");
+            assert!(moment.is_some() || status.state == State::Running, "{op:?}: {status:?}");
+            there.signal(Signal::CONT);
+            let status = here.engine.wait(id, PATIENCE).expect("known");
+            assert_eq!(status.state, State::Completed, "{op:?}, stopped at {moment:?}");
+            here.engine.release(id).expect("it ended");
+            match op {
+                Op::Write => there.verify(remote, peer_process::Image::untouched(seed)),
+                Op::Read => here.verify(local, peer_process::Image::untouched(seed)),
+            }
+        }
+    }
+
     pub(crate) fn a_cancelled_batch_of_a_stopped_peer_is_not_moved_when_the_peer_goes_on(
         kind: Kind,
         _random: &mut SmallRng,
@@ -340,10 +402,11 @@ mod ends {
 }
 
 fn run(kind: Kind, case: fn(Kind, &mut SmallRng)) {
-    if kind == Kind::Cuda
+    if kind.has_driver()
         && let Err(error) = kind.open(&config())
     {
-        return kvferry_device::conformance::skip("cuda", &error);
+        let name = if kind == Kind::Rocm { "rocm" } else { "cuda" };
+        return kvferry_device::conformance::skip(name, &error);
     }
     let given = std::env::var("KVFERRY_TEST_SEED").ok();
     let seed = given.map_or_else(rand::random, |seed| seed.parse().expect("a number"));

@@ -11,6 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use image::{Image, Layout, Piece, pattern};
@@ -110,10 +111,14 @@ impl PeerProcess {
         self.process.kill().expect("it is ours, and nobody waited for it");
     }
 
-    /// Sends it a signal.
-    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_child(&self.process);
-        rustix::process::kill_process(pid, signal).expect("it is ours, and nobody waited for it");
+    /// Sends it a signal, and waits until it has stopped, if that is what the signal does.
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.process);
+        kill_process(pid, signal).expect("it is ours, and nobody waited for it");
+        if signal == Signal::STOP {
+            let stopped = waitpid(Some(pid), WaitOptions::UNTRACED).expect("it is ours");
+            assert!(stopped.is_some_and(|(_, status)| status.stopped()), "{stopped:?}");
+        }
     }
 
     /// Tells it to end without an answer.
