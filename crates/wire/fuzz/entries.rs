@@ -9,7 +9,7 @@ use kvferry_wire::batch::{
 };
 use kvferry_wire::mooncake::{self, Server};
 use kvferry_wire::segment::SegmentRef;
-use kvferry_wire::{Id, handshake};
+use kvferry_wire::{Id, exchange, handshake};
 
 /// First byte of the memory that the Mooncake server of [`mooncake_server`] has.
 pub const BASE: u64 = 0x1_0000;
@@ -91,6 +91,105 @@ pub fn mooncake_server(data: &[u8]) -> usize {
         };
         bytes = &bytes[taken..];
     }
+}
+
+/// An operation of [`mooncake_client`], as its first byte says.
+pub fn operation(flags: u8) -> mooncake::Header {
+    let op = if flags & 1 == 0 { mooncake::Op::Read } else { mooncake::Op::Write };
+    let version = if flags & 2 == 0 { mooncake::Version::V1 } else { mooncake::Version::V2 };
+    mooncake::Header { op, version, addr: BASE, length: u64::from(flags >> 3) }
+}
+
+/// Clients of one operation after the other, on the bytes of a server: how many were done until one
+/// was not.
+pub fn mooncake_client(data: &[u8]) -> usize {
+    let (&portion, mut bytes) = data.split_first().unwrap_or((&1, data));
+    let mut done = 0;
+    while let Some((&flags, answer)) = bytes.split_first() {
+        bytes = answer;
+        if !client_operation(flags, usize::from(portion).max(1), &mut bytes) {
+            break;
+        }
+        done += 1;
+    }
+    done
+}
+
+fn client_operation(flags: u8, portion: usize, bytes: &mut &[u8]) -> bool {
+    let header = operation(flags);
+    // Whether an answer may come before all was sent.
+    let at_once = flags & 4 == 4;
+    let mut client = mooncake::Client::new(header);
+    let (mut sent, mut landed) = (0, 0);
+    while client.outcome().is_none() {
+        let count = match client.outgoing() {
+            mooncake::Outgoing::Nothing => 0,
+            mooncake::Outgoing::Framing(framing) => framing.len().min(portion) as u64,
+            mooncake::Outgoing::Payload(payload) => {
+                assert_eq!(payload.offset + payload.left, header.length);
+                payload.left.min(portion as u64)
+            }
+        };
+        client.sent(count);
+        sent += count;
+        if count > 0 && !at_once {
+            continue;
+        }
+        let part = &bytes[..portion.min(bytes.len())];
+        let taken = match client.incoming() {
+            mooncake::Incoming::Nothing => {
+                assert!(count > 0 || client.outcome().is_some(), "it waits for nobody");
+                0
+            }
+            _ if part.is_empty() => {
+                client.received_end();
+                0
+            }
+            mooncake::Incoming::Framing(_) => client.received(part),
+            mooncake::Incoming::Payload(payload) => {
+                assert_eq!(payload.offset + payload.left, header.length);
+                let count = payload.left.min(part.len() as u64);
+                landed += count;
+                client.received_payload(count);
+                count as usize
+            }
+        };
+        *bytes = &bytes[taken..];
+    }
+    let is_done = client.outcome() == Some(Ok(()));
+    if is_done && header.length > 0 {
+        let (read, written) = match header.op {
+            mooncake::Op::Read => (header.length, 0),
+            mooncake::Op::Write => (0, header.length),
+        };
+        assert_eq!(landed, read);
+        assert!(at_once || sent == mooncake::HEADER_LENGTH as u64 + written);
+    }
+    is_done
+}
+
+/// A decoder of what hands over exports: how many messages it found.
+pub fn exchange(data: &[u8]) -> usize {
+    let (&portion, bytes) = data.split_first().unwrap_or((&1, data));
+    let mut decoder = exchange::Decoder::new();
+    let mut found = 0;
+    for part in bytes.chunks(usize::from(portion).max(1)) {
+        decoder.push(part);
+        loop {
+            match decoder.poll() {
+                Ok(Some(message)) => {
+                    assert!(message.descriptors() <= exchange::MAX_DESCRIPTORS);
+                    let mut decoder = exchange::Decoder::new();
+                    decoder.push(&exchange::encode(&message).expect("it was read"));
+                    assert_eq!(decoder.poll(), Ok(Some(message)));
+                    found += 1;
+                }
+                Ok(None) => break,
+                Err(_) => return found,
+            }
+        }
+    }
+    found
 }
 
 /// A decoder of handshakes: how many messages it found.

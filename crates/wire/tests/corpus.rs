@@ -7,7 +7,7 @@ mod entries;
 use std::path::PathBuf;
 
 use kvferry_wire::batch::{Incoming, Key, Nonce, Responder, Status, responder};
-use kvferry_wire::{handshake, mooncake};
+use kvferry_wire::{exchange, handshake, mooncake};
 
 fn corpus(target: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target)
@@ -35,6 +35,16 @@ fn run(target: &str, entry: fn(&[u8]) -> usize) -> usize {
 #[test]
 fn the_corpus_of_the_mooncake_server_does_operations() {
     assert_eq!(run("mooncake_server", entries::mooncake_server), 4);
+}
+
+#[test]
+fn the_corpus_of_the_mooncake_client_does_operations_of_every_kind() {
+    assert_eq!(run("mooncake_client", entries::mooncake_client), 5);
+}
+
+#[test]
+fn the_corpus_of_the_exchange_has_messages_of_every_kind() {
+    assert_eq!(run("exchange", entries::exchange), exchange_messages().len());
 }
 
 #[test]
@@ -176,6 +186,32 @@ fn conversation(flags: u8) -> (Vec<u8>, Vec<u8>) {
     (asked.0, answered.0)
 }
 
+fn exchange_messages() -> Vec<exchange::Message> {
+    use exchange::{Export, Message};
+    let device = kvferry_wire::Uuid([0x22; 16]);
+    let exports = [
+        Export::File { length: 4096 },
+        Export::Handle { length: 4096, bytes: vec![0, 0xab, 0xff] },
+        Export::Chunks { length: 8192, count: 2 },
+        Export::Pool { length: 512, bytes: vec![1, 2] },
+    ];
+    let exports = exports.map(|export| Message::Export { request: 1, export });
+    let others = [
+        Message::Hello { version: exchange::VERSION, incarnation: entries::HERE },
+        Message::Fetch { request: 1, device, id: u64::MAX },
+        Message::Chunks { request: 1, lengths: vec![4096, 4096] },
+        Message::Probe { request: 2, device },
+        Message::Sample { request: 2, id: 5, seed: 6 },
+        Message::Prove { request: 3, device, id: 5, seed: 7 },
+        Message::Verdict {
+            request: 3,
+            wrong: Some(exchange::Wrong { at: 9, expected: 1, found: 0 }),
+        },
+        Message::Refused { request: None, reason: "gone".into() },
+    ];
+    exports.into_iter().chain(others).collect()
+}
+
 /// Writes the corpus anew: `KVFERRY_WRITE_CORPUS=1 cargo test -p kvferry-wire --test corpus`.
 #[test]
 fn the_corpus_can_be_written_anew() {
@@ -221,6 +257,23 @@ fn the_corpus_can_be_written_anew() {
     let bad = [vec![255], operation(Op::Read, Version::V2, u64::MAX, u64::MAX)];
     write("mooncake_server", "overflow", &bad.concat());
     write("mooncake_server", "http", b"\xffGET / HTTP/1.1\r\nHost: kvferry\r\n\r\n");
+    // Of 5 bytes each; the status of version 2 says that it is done.
+    let done = [0, 0, 0, 0, 0x56, 0x54, 0x43, 0x4d];
+    let answered = [
+        vec![7],
+        vec![5 << 3, 1, 2, 3, 4, 5],
+        vec![5 << 3 | 1],
+        [&[5 << 3 | 2][..], &done, &[1, 2, 3, 4, 5]].concat(),
+        [&[5 << 3 | 3][..], &done].concat(),
+        vec![0],
+    ];
+    write("mooncake_client", "operations", &answered.concat());
+    let early = [&[9, 5 << 3 | 4 | 3][..], &done].concat();
+    write("mooncake_client", "early", &early);
+    let encode = |message| exchange::encode(message).unwrap();
+    let messages: Vec<_> = exchange_messages().iter().flat_map(encode).collect();
+    write("exchange", "kinds", &[vec![5], messages].concat());
+    write("exchange", "length", &[vec![3], (1u64 << 63).to_le_bytes().to_vec()].concat());
     let kinds = [
         handshake::encode(handshake::Kind::Metadata, handshake::METADATA_REQUEST),
         handshake::encode(handshake::Kind::Probe, b"{}\n"),
