@@ -3,6 +3,7 @@
 //! Data flows one way: request (ranges and a target) -> registry (who owns these addresses) ->
 //! plan (merge, split, bounds) -> transport -> device queue -> batch status. Start at [`Engine`].
 
+mod again;
 mod batch;
 mod buffer;
 pub mod calibrate;
@@ -48,6 +49,7 @@ pub use proof::{Loan, Mismatch, Probe};
 pub use request::{Copies, OffloadMode, Part, SubmitOptions, UnknownMode};
 pub use segment::{
     AllocationKey, Exports, ExportsError, Identity, Segment, SegmentAllocation, SegmentRegion,
+    Segments,
 };
 pub use statistics::{PathStatistics, Statistics};
 pub use store::{

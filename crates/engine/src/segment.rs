@@ -123,6 +123,15 @@ pub trait Exports: Debug + Send + Sync {
     -> Result<Option<Mismatch>, ExportsError>;
 }
 
+/// Where a target's segment is asked for again. The call may block, as long as the peer may take.
+pub trait Segments: Debug + Send + Sync {
+    /// The segment that the peer publishes now, which may be another engine's.
+    ///
+    /// # Errors
+    /// What kept it from answering.
+    fn fetch(&self) -> Result<Segment, ExportsError>;
+}
+
 /// What keeps a peer from answering.
 pub type ExportsError = Box<dyn std::error::Error + Send + Sync>;
 

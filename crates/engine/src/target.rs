@@ -1,6 +1,7 @@
 //! A peer's segment, opened: what may be read and written there, and where it is mapped here.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 
 use kvferry_device::{Device, DeviceUuid, Error as DeviceError, MadeBy, Mapping};
@@ -11,7 +12,7 @@ use crate::mapping::{Keeper, MappingCache, MappingKey, OpenMapping};
 use crate::plan::Window;
 use crate::proof::Pair;
 use crate::registry::{Registry, in_process};
-use crate::segment::{AllocationKey, Exports, Identity, Segment, SegmentAllocation};
+use crate::segment::{AllocationKey, Exports, Identity, Segment, SegmentAllocation, Segments};
 use crate::transport::tcp::Session;
 use crate::way::{LeftToTcp, Way};
 
@@ -39,6 +40,10 @@ struct Inner {
     keeper: Keeper,
     reach: Reach,
     left: LeftToTcp,
+    /// Where newer segments come from, if they do by themselves.
+    segments: OnceLock<Arc<dyn Segments>>,
+    /// How often a newer segment was another one.
+    refreshes: AtomicU64,
     /// The lanes to it, once there are some.
     session: OnceLock<Arc<Session>>,
     /// The mappings are that process's.
@@ -58,7 +63,7 @@ pub(crate) enum Reach {
 }
 
 /// A region of the peer's as TCP names it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct RemoteRegion {
     pub(crate) addr: u64,
     pub(crate) len: u64,
@@ -68,7 +73,7 @@ pub(crate) struct RemoteRegion {
 }
 
 /// The peer's regions at one moment.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 pub(crate) struct RemoteTable {
     /// Regions that touch inside one allocation are one window.
     pub(crate) windows: Vec<Window>,
@@ -224,6 +229,8 @@ impl Target {
                 keeper,
                 reach,
                 left: LeftToTcp::default(),
+                segments: OnceLock::new(),
+                refreshes: AtomicU64::new(0),
                 session,
                 lost,
             }),
@@ -270,9 +277,49 @@ impl Target {
         let table = RemoteTable::new(&inner.name, segment)?;
         let table = Arc::new(table);
         // The table first: a mapping that is made meanwhile is kept only if the table has it.
-        *inner.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&table);
+        let mut current = inner.table.write().unwrap_or_else(PoisonError::into_inner);
+        let differs = *current != table;
+        *current = Arc::clone(&table);
+        drop(current);
+        inner.refreshes.fetch_add(u64::from(differs), Ordering::AcqRel);
         inner.cache.release(inner.keeper, |key| table.lists(key));
         Ok(())
+    }
+
+    /// From now on a submission that names memory which the peer is not known to have asks there once,
+    /// and is tried again if that changed something. The first source stays.
+    pub fn refresh_from(&self, segments: Arc<dyn Segments>) {
+        let _ = self.inner.segments.set(segments);
+    }
+
+    /// Asks for a newer segment, if there is where to. A peer that was restarted is lost.
+    pub(crate) fn ask_again(&self) {
+        let inner = &self.inner;
+        // What is in this process, and not far, is looked up where it is registered.
+        let Some(segments) = inner.segments.get() else { return };
+        if inner.registry.is_some() && !self.is_far() {
+            return;
+        }
+        let (peer, ours) = (&inner.name, inner.incarnation);
+        let refreshed = match segments.fetch() {
+            Ok(Segment { incarnation, .. }) if incarnation != ours => {
+                return self.lose(&restarted(incarnation));
+            }
+            Ok(segment) => self.refresh(segment).map_err(Into::into),
+            Err(error) => Err(error),
+        };
+        match refreshed {
+            Ok(()) => tracing::debug!(peer, "refreshed a peer whose memory was not known"),
+            Err(error) => tracing::debug!(peer, %error, "cannot refresh a peer"),
+        }
+    }
+
+    /// Grows with each thing that is found out of the peer: other memory, what mappings do not reach,
+    /// and its end.
+    pub(crate) fn changes(&self) -> u64 {
+        let inner = &self.inner;
+        let refreshes = inner.refreshes.load(Ordering::Acquire);
+        refreshes + inner.left.count() as u64 + u64::from(inner.lost.get().is_some())
     }
 
     /// Declares the peer dead. New submissions fail; running batches end as failed once their
@@ -435,6 +482,11 @@ impl Target {
         let lists = || inner.lost.get().is_none() && self.table().lists(allocation.key);
         inner.cache.acquire(key, inner.keeper, lists, || inner.open(allocation, index, device))
     }
+}
+
+/// Why a peer is lost whose name is another engine's now.
+fn restarted(found: Identity) -> String {
+    format!("it was restarted: engine {found} answers under its name")
 }
 
 impl Inner {

@@ -1,4 +1,6 @@
-use kvferry_engine::{Identity, Target, Way};
+use std::sync::Arc;
+
+use kvferry_engine::{ExportsError, Identity, Segment, Segments, Target, Way};
 
 use crate::address::Address;
 use crate::describe;
@@ -18,15 +20,41 @@ pub struct Peer {
     _watch: Option<Watch>,
 }
 
+/// What a peer publishes under its address.
+#[derive(Debug)]
+struct Published {
+    peer: String,
+    address: Address,
+}
+
+impl Segments for Published {
+    fn fetch(&self) -> Result<Segment, ExportsError> {
+        let Self { peer, address } = self;
+        let extension = handshake::fetch(address)?.kvferry.ok_or("it is no kvferry node now")?;
+        Ok(describe::segment(peer, &extension))
+    }
+}
+
 impl Peer {
     /// One on this host.
     pub(crate) fn mapped(address: Address, target: Target, watch: Watch) -> Self {
-        Self { address, target, why_far: None, _watch: Some(watch) }
+        Self::new(address, target, None, Some(watch))
     }
 
     /// One that TCP alone reaches.
     pub(crate) fn over_tcp(address: Address, target: Target, why_far: String) -> Self {
-        Self { address, target, why_far: Some(why_far), _watch: None }
+        Self::new(address, target, Some(why_far), None)
+    }
+
+    fn new(
+        address: Address,
+        target: Target,
+        why_far: Option<String>,
+        watch: Option<Watch>,
+    ) -> Self {
+        let published = Published { peer: target.name().to_owned(), address: address.clone() };
+        target.refresh_from(Arc::new(published));
+        Self { address, target, why_far, _watch: watch }
     }
 
     /// The name it was opened with.
@@ -53,7 +81,9 @@ impl Peer {
         self.target.lost().is_none()
     }
 
-    /// Fetches the peer's descriptor again, so that transfers see what it registered since.
+    /// Fetches the peer's descriptor again, so that transfers see what it registered since, and no more
+    /// what it withdrew. Memory that is not known yet needs no call: the first transfer that names it
+    /// does this.
     ///
     /// # Errors
     /// [`NodeError::PeerRestarted`] if another engine answers; the target is then lost, and

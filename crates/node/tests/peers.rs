@@ -7,8 +7,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use common::{PATIENCE, Side, answering, eventually, impostor};
-use kvferry_engine::{Config, Engine, Error, Op, Range, State};
+use common::{PATIENCE, Side, answering, eventually, impostor, impostors};
+use kvferry_engine::{Config, Engine, Error, Op, Range, RangeError, State, Strided};
 use kvferry_node::{Node, NodeError, NodeOptions, TransferState};
 use kvferry_wire::handshake::{Kind, encode};
 use kvferry_wire::{Id, Uuid};
@@ -48,16 +48,77 @@ fn a_node_opens_itself() {
     assert!(peer.is_alive());
 }
 
+/// FAILURES.md B43.
 #[test]
-fn memory_that_another_process_registers_later_is_seen_after_a_refresh() {
+fn memory_that_a_peer_registers_later_is_asked_for_by_the_transfer_that_names_it() {
     let here = Side::new(4096);
     let mut other = OtherProcess::start();
     let peer = here.node.open(&other.name).unwrap();
     let late = other.ask("register").parse().unwrap();
-    let unknown = here.transfer(peer.target(), Op::Write, late, 16);
-    assert!(matches!(unknown, Err(Error::Range(_))), "{unknown:?}");
-    peer.refresh().unwrap();
     assert_eq!(here.transfer(peer.target(), Op::Write, late, 16), Ok(State::Completed));
+    let late: u64 = other.ask("register").parse().unwrap();
+    let form = [Strided {
+        local: here.buffer.addr(),
+        remote: late,
+        len: 16,
+        count: 4,
+        local_stride: 16,
+        remote_stride: 32,
+    }];
+    let id = here.engine.submit(peer.target(), Op::Write, &form).unwrap();
+    assert_eq!(here.engine.wait(id, PATIENCE).unwrap().state, State::Completed);
+
+    let mut config = Config::default();
+    config.force_tcp = true;
+    let far = Side::configured(4096, config, &NodeOptions::default());
+    let peer = far.node.open(&other.name).unwrap();
+    let late = other.ask("register").parse().unwrap();
+    assert_eq!(far.transfer(peer.target(), Op::Write, late, 16), Ok(State::Completed));
+    assert_eq!((here.engine.statistics().refused, far.engine.statistics().refused), (0, 0));
+}
+
+/// FAILURES.md B43.
+#[test]
+fn unknown_memory_makes_a_transfer_ask_once_and_is_refused_as_before() {
+    let (here, there) = (Side::new(4096), Side::new(4096));
+    let mut descriptor = there.descriptor();
+    descriptor.kvferry.as_mut().unwrap().host = Uuid([9; 16]);
+    let before = impostors(&[descriptor.clone(), descriptor.clone(), descriptor]);
+    let peer = here.node.open(&before.name).unwrap();
+    let known = there.buffer.addr();
+    assert_eq!(here.transfer(peer.target(), Op::Write, known, 4096), Ok(State::Completed));
+    assert_eq!(before.asked(), 1, "to open it");
+    for (asked, (addr, len)) in (2..).zip([(64, 16), (known + 4000, 97)]) {
+        let refused = here.transfer(peer.target(), Op::Write, addr, len);
+        assert!(matches!(refused, Err(Error::Range(_))), "{refused:?}");
+        assert_eq!(before.asked(), asked);
+    }
+    // One that answers no more.
+    let refused = here.transfer(peer.target(), Op::Write, 64, 16);
+    let expected = RangeError::NotRegistered {
+        index: 0,
+        side: kvferry_engine::Side::Remote,
+        addr: 64,
+        len: 16,
+    };
+    assert_eq!(refused, Err(Error::Range(expected)));
+    assert!(peer.is_alive());
+    assert_eq!(here.transfer(peer.target(), Op::Write, known, 4096), Ok(State::Completed));
+}
+
+/// FAILURES.md B43.
+#[test]
+fn a_transfer_that_asks_and_finds_a_restarted_peer_fails_for_that() {
+    let (here, there) = (Side::new(4096), Side::new(4096));
+    let mut descriptor = there.descriptor();
+    descriptor.kvferry.as_mut().unwrap().host = Uuid([9; 16]);
+    let mut later = descriptor.clone();
+    later.kvferry.as_mut().unwrap().incarnation = Id([7; 16]);
+    let peer = here.node.open(&impostors(&[descriptor, later]).name).unwrap();
+    let refused = here.transfer(peer.target(), Op::Write, 64, 16);
+    let Err(Error::PeerLost { reason, .. }) = &refused else { panic!("{refused:?}") };
+    assert!(reason.contains(&Id([7; 16]).to_string()), "{reason}");
+    assert!(!peer.is_alive());
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Engine;
+use crate::again::Attempts;
 use crate::batch::{AllPending, BatchId, Holds, Path, Told};
 use crate::ended::{Ended, Facts, Fallback, Transport};
 use crate::error::{Error, Result};
@@ -20,6 +21,9 @@ impl Engine {
     /// that run at the same time. All local ends lie on one device, and it copies; between host
     /// memory here and a GPU's there, a GPU of this engine does, for which the host memory is
     /// page-locked at first use. An empty list, and one of zero-length ranges, completes at once.
+    ///
+    /// Memory that a node's peer is not known to have makes the call ask that peer again, once, before
+    /// it refuses: some milliseconds, and 10 seconds where the peer does not answer.
     ///
     /// # Errors
     /// If anything is wrong with the list, the target or the device, before anything moves:
@@ -58,12 +62,11 @@ impl Engine {
 
     fn try_submit(&self, parts: &[Part<'_>], options: &SubmitOptions<'_>) -> Result<BatchId> {
         let began = Instant::now();
-        let left = || parts.iter().map(|part| part.target.left().count()).sum::<usize>();
+        let mut attempts = Attempts::of(parts);
         loop {
-            let before = left();
             match self.submit_once(began, parts, options) {
-                // Nothing moved, and what turned out to be out of reach goes over TCP from now on.
-                Err(_) if left() > before => {}
+                // Nothing moved.
+                Err(error) if attempts.learned_from(&error) => {}
                 submitted => return submitted,
             }
         }

@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -150,21 +151,48 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 
 /// A server that answers one request with this descriptor; its name.
 pub(crate) fn impostor(descriptor: &Descriptor) -> String {
-    answering(encode(Kind::Metadata, &segment::encode(descriptor).unwrap()))
+    impostors(std::slice::from_ref(descriptor)).name
+}
+
+/// A server that answers one request with each of these, and no other.
+pub(crate) fn impostors(descriptors: &[Descriptor]) -> Answering {
+    let answer = |it| encode(Kind::Metadata, &segment::encode(it).unwrap());
+    answering_each(descriptors.iter().map(answer).collect())
 }
 
 /// A server that answers one request with these bytes; its name.
 pub(crate) fn answering(bytes: Vec<u8>) -> String {
+    answering_each(vec![bytes]).name
+}
+
+pub(crate) struct Answering {
+    pub(crate) name: String,
+    asked: Arc<AtomicUsize>,
+}
+
+impl Answering {
+    /// How many requests it had.
+    pub(crate) fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+}
+
+fn answering_each(answers: Vec<Vec<u8>>) -> Answering {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let name = listener.local_addr().unwrap().to_string();
+    let asked = Arc::<AtomicUsize>::default();
+    let count = Arc::clone(&asked);
     std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut request = vec![0; encode(Kind::Metadata, b"{}\n").len()];
-        stream.read_exact(&mut request).unwrap();
-        stream.write_all(&bytes).unwrap();
+        for answer in answers {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut request = vec![0; encode(Kind::Metadata, b"{}\n").len()];
+            stream.read_exact(&mut request).unwrap();
+            count.fetch_add(1, Ordering::SeqCst);
+            stream.write_all(&answer).unwrap();
+        }
     });
-    name
+    Answering { name, asked }
 }
 
 /// The warnings that are logged while `what` runs, on this thread.
