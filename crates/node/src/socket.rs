@@ -230,7 +230,7 @@ fn connect_one(address: &SocketAddr, deadline: Instant) -> std::io::Result<TcpSt
 }
 
 /// Repeats `call`, which does not block, until it has an answer. The deadline holds also if the
-/// call always has something to do.
+/// call always has something to do, and so for calls in a row whose peer never stops talking.
 fn retry<R>(
     socket: &impl AsFd,
     events: PollFlags,
@@ -238,13 +238,13 @@ fn retry<R>(
     mut call: impl FnMut() -> Result<R>,
 ) -> Result<R> {
     loop {
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Err(Errno::TIMEDOUT);
+        }
         wait(&mut [PollFd::new(socket, events)], deadline)?;
         match call() {
             Err(Errno::AGAIN | Errno::INTR) => {}
             answer => return answer,
-        }
-        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            return Err(Errno::TIMEDOUT);
         }
     }
 }

@@ -115,6 +115,8 @@ struct Open {
     verdict: Option<Status>,
     /// The request whose end is also its own.
     after: Option<u64>,
+    /// The responder said that it ends by itself, later: which it may say once.
+    put_off: bool,
     /// How it ended, while payload of it is still on its way.
     outcome: Option<Outcome>,
     /// DATA frames of the connection when the last one of a WRITE was gone.
@@ -256,6 +258,7 @@ impl Initiator {
             cancelled: false,
             verdict: None,
             after: None,
+            put_off: false,
             outcome: None,
             gone: None,
             progress: Watch::default(),

@@ -101,6 +101,8 @@ struct Open {
     /// The request whose end is also its own.
     after: Option<u64>,
     overdue: bool,
+    /// The peer was told that it ends by itself, later.
+    put_off: bool,
     progress: Watch,
 }
 
@@ -248,7 +250,7 @@ impl Responder {
 
     /// Answers a [`cancel`](Event::Cancelled) whose request cannot be finished yet: its memory is
     /// quiet when `after` ends. If that is another request, this one ends with it and needs no
-    /// [`finish`](Self::finish); if it is itself, it does.
+    /// [`finish`](Self::finish); if it is itself, it does, and the peer is told once.
     ///
     /// # Errors
     /// If either is not open, or `after` itself waits for another one.
@@ -261,6 +263,9 @@ impl Responder {
         }
         let open = self.requests.get_mut(&request).filter(|open| open.cancelled);
         let open = open.ok_or(FinishError::NotOpen { request })?;
+        if request == after && core::mem::replace(&mut open.put_off, true) {
+            return Ok(());
+        }
         if request != after {
             open.after = Some(after);
             self.drop_offers(request);

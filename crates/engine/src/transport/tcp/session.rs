@@ -261,17 +261,17 @@ impl Lane {
 
     async fn run(mut self) {
         let wake = Arc::clone(&self.shared.wakes[self.index]);
-        let mut failures = 0;
+        let (mut failures, mut farewells) = (0, 0);
         // No call for it, and there is one for each batch, makes it connect any earlier.
         let mut not_before = Instant::now();
         loop {
-            let (stopped, closed, idle) = {
+            let (stopped, closed) = {
                 let queue = self.shared.queue();
-                (queue.stopped.clone(), queue.closed, queue.jobs.is_empty())
+                (queue.stopped.clone(), queue.closed)
             };
             self.asker.sweep(&mut self.machine, |_| {});
             self.asker.hear_ends(&mut self.machine);
-            let idle = idle && self.asker.asked.is_empty();
+            let idle = self.is_idle();
             if let Some(reason) = stopped {
                 return self.give_up(&reason);
             }
@@ -290,9 +290,28 @@ impl Lane {
                 }
                 continue;
             }
+            let ended = self.asker.ended_count;
             let loss = self.connection(&wake, &mut failures).await;
             let reason = match loss {
-                Loss::Retired => continue,
+                Loss::Retired if self.asker.ended_count > ended || self.is_idle() => {
+                    farewells = 0;
+                    continue;
+                }
+                // A peer may say goodbye just when it is asked for something, but not for ever.
+                Loss::Retired => {
+                    let mut pauses = [Duration::ZERO].into_iter().chain(RETRIES);
+                    match pauses.nth(farewells) {
+                        Some(pause) => {
+                            farewells += 1;
+                            not_before = Instant::now() + pause;
+                        }
+                        None => {
+                            farewells = 0;
+                            self.give_up("it says goodbye to each lane and does nothing");
+                        }
+                    }
+                    continue;
+                }
                 Loss::Over(reason) => {
                     failures = 0;
                     self.give_up(&reason);
@@ -315,6 +334,11 @@ impl Lane {
             };
             not_before = Instant::now() + pause;
         }
+    }
+
+    /// Whether nothing waits for it.
+    fn is_idle(&self) -> bool {
+        self.asker.asked.is_empty() && self.shared.queue().jobs.is_empty()
     }
 
     /// Ends all requests of the lane, and those that no other lane will take.

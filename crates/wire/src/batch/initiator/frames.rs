@@ -63,7 +63,7 @@ impl Initiator {
             return true;
         }
         (open.sent, open.attempts) = (true, open.attempts + 1);
-        (open.gone, open.progress) = (None, Watch::default());
+        (open.gone, open.progress, open.put_off) = (None, Watch::default(), false);
         self.in_flight += 1;
         self.link.outbox.framing().extend_from_slice(&open.encoded.bytes);
         self.events.push_back(Event::Begun { request });
@@ -239,7 +239,12 @@ impl Initiator {
             return Err(wrong);
         }
         let open = self.requests.get_mut(&request);
-        let open = open.filter(|open| open.cancelled && ends_itself(&&**open)).ok_or(wrong)?;
+        let open =
+            open.filter(|open| open.cancelled && ends_itself(&&**open)).ok_or(wrong.clone())?;
+        // Else a peer could put the end off for ever.
+        if request == after && core::mem::replace(&mut open.put_off, true) {
+            return Err(wrong);
+        }
         open.progress = Watch::default();
         if request != after {
             open.after = Some(after);

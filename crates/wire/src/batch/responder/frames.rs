@@ -226,6 +226,7 @@ impl Responder {
             status: None,
             after: None,
             overdue: false,
+            put_off: false,
             progress: Watch::default(),
         };
         self.requests.insert(request, open);

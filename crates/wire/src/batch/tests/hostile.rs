@@ -135,3 +135,22 @@ fn what_no_responder_sends_closes_the_lane() {
         frame::encode(out, Kind::Goodbye, 0, |out| out.extend([2, 0, 0, 0, b's', b'o']));
     });
 }
+
+#[test]
+fn a_responder_puts_the_end_of_a_cancelled_request_off_once() {
+    let (mut here, mut there) = opened();
+    let request = here.submit(encoded(Op::Write, 10)).unwrap();
+    serve!(there, &drain!(here));
+    here.cancel(request);
+    serve!(there, &drain!(here));
+    // Its own host may ask for it more often.
+    for _ in 0..2 {
+        there.not_before(request, request).unwrap();
+    }
+    feed!(here, &drain!(there));
+    assert_eq!(here.closed(), None);
+    let mut again = Vec::new();
+    frame::encode(&mut again, Kind::NotBefore, request, |out| out.extend(request.to_le_bytes()));
+    feed!(here, &again);
+    assert_eq!(violation(here.closed()), Violation::NotBefore { request, after: request });
+}

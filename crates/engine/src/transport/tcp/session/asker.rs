@@ -25,6 +25,8 @@ pub(super) struct Asker {
     pub(super) asked: HashMap<u64, Open>,
     /// Requests that are over at the peer.
     ended: HashMap<u64, Outcome>,
+    /// Requests that ended, ever.
+    pub(super) ended_count: u64,
     pub(super) open: bool,
     pub(super) draining: bool,
     /// The last sweep that it took part in.
@@ -63,6 +65,7 @@ impl Asker {
             scratch: Scratch::default(),
             asked: HashMap::new(),
             ended: HashMap::new(),
+            ended_count: 0,
             open: false,
             draining: false,
             swept: 0,
@@ -216,6 +219,7 @@ impl Asker {
     fn finish(&mut self, request: u64) {
         let Some(outcome) = self.ended.remove(&request) else { return };
         let Some(open) = self.asked.remove(&request) else { return };
+        self.ended_count += 1;
         let cancelled = open.claim.is_cancelled();
         open.claim.end(match outcome {
             Outcome::Done => Ok(()),
