@@ -102,7 +102,7 @@ impl Staging {
 
     /// Whether nobody knows what its copies of a device do.
     pub(super) fn is_lost(&self, index: usize) -> bool {
-        matches!(self.pools[index].get(), Some(pool) if pool.lane.is_lost())
+        self.pools[index].get().is_some_and(|pool| pool.lane.is_lost())
     }
 
     /// Bytes of all pinned slices.
