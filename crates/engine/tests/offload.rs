@@ -637,6 +637,37 @@ fn whichever_driver_call_fails_every_batch_ends_once_and_the_next_one_works() {
 }
 
 #[test]
+fn a_batch_in_steps_fails_behind_one_of_another_device_that_is_lost() {
+    let (first, control) = simulated();
+    let (second, _) = sim(&SimOptions { ordinal: 1, ..SimOptions::default() }).expect("too");
+    // The first step is half a second's, so that more of the first batch is to come; what a lost device
+    // may still use stays registered.
+    let knobs = [("MC_KVFERRY_MAX_RATE", "4M"), ("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", "0")];
+    let devices = vec![Arc::clone(&first), Arc::clone(&second), host()];
+    let engine = Engine::new(config(&knobs), devices).expect("an engine");
+    let target = engine.local().expect("itself");
+    let memory = |device| engine.allocate(device, 1 << 20).expect("memory");
+    let (one, other, beside) = (memory(&first), memory(&second), memory(&host()));
+    let store = |from: &Buffer, at: u64, behind: &[BatchId]| {
+        let local = from.addr();
+        let range = [Range { local, remote: beside.addr() + at, len: 1 << 19 }];
+        let part = Part { target: &target, op: Op::Write, copies: (&range).into() };
+        let options = SubmitOptions { behind, ..asks(OffloadMode::Direct) };
+        engine.submit_parts(&[part], &options).expect("submits")
+    };
+    control.hold();
+    let before = store(&one, 0, &[]);
+    let behind = store(&other, 1 << 19, &[before]);
+    control.lose();
+    for id in [before, behind] {
+        let state = engine.wait(id, LONG).expect("known").state;
+        let lost = matches!(state, State::Failed(Error::Device(DeviceError::Lost { .. })));
+        assert!(lost, "{id}: {state:?}");
+        engine.release(id).expect("it ended");
+    }
+}
+
+#[test]
 fn without_memory_for_another_buffer_a_batch_that_waits_for_nobody_takes_the_kernel() {
     let (device, control) = simulated();
     let bench = Bench::new(&device, SMALL, 8 << 20);

@@ -68,7 +68,7 @@ pub const KNOBS: &[Knob] = &[
         name: "MC_KVFERRY_STRICT",
         default: "0",
         accepts: "1 or 0 (on or off)",
-        about: "1 refuses a batch that would go a slower way, by DMA for lack of a copy kernel or over TCP without staging; 0 lets it and says so once",
+        about: "1 refuses a batch that would go a slower way: by DMA for lack of a copy kernel, by the kernel for lack of a staging buffer, over TCP for lack of a mapping or without staging; 0 lets it and says so once",
     },
     Knob {
         name: "MC_KVFERRY_PROOF",
@@ -124,7 +124,7 @@ pub const KNOBS: &[Knob] = &[
         name: "MC_KVFERRY_MAX_RATE",
         default: "off",
         accepts: "1K to 1024G bytes a second (suffixes K, M, G), or off",
-        about: "most bytes a second that the transfers of one device move on this host",
+        about: "most bytes a second that the transfers of one device move within this host; TCP has no limit",
     },
     Knob {
         name: "MC_KVFERRY_OFFLOAD_BOUNCE_MB",

@@ -389,7 +389,19 @@ fn advance(running: &mut Running, pace: &mut Pace, now: Instant) -> Advance {
             false => return check(running, &lane, moved),
         }
     }
-    running.job.behind.retain(|before| before.ended() == Ok(false));
+    let mut unknown = None;
+    running.job.behind.retain(|before| match before.ended() {
+        Ok(ended) => !ended,
+        Err(lost) => {
+            unknown.get_or_insert(lost);
+            false
+        }
+    });
+    if let Some(lost) = unknown {
+        // Nobody knows when it ends what this is behind.
+        running.failure = Some(lost.into());
+        return check(running, &lane, true);
+    }
     if !running.job.behind.is_empty() {
         return check(running, &lane, moved);
     }
