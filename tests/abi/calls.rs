@@ -9,8 +9,8 @@ use rand::{Rng, RngCore};
 
 use super::engines::{Gpu, api, engine};
 
-/// Memory that callers register. It is never freed: only who frees memory under a registered region
-/// breaks the contract, and calls here do not.
+/// Memory that callers register. It outlives the engines: only who frees memory under a registered
+/// region breaks the contract, and calls here do not.
 pub(crate) type Arena = [u64; 8 << 10];
 
 /// What one caller has come by.
@@ -79,8 +79,9 @@ fn count(random: &mut dyn RngCore, right: usize) -> usize {
 }
 
 impl<'a> World<'a> {
-    pub(crate) fn new(engines: &'a Mutex<Vec<EngineHandle>>, arena: &'static mut Arena) -> Self {
-        let arena = arena.as_mut_ptr() as u64;
+    /// `arena` stays as long as the engines.
+    pub(crate) fn new(engines: &'a Mutex<Vec<EngineHandle>>, arena: *mut Arena) -> Self {
+        let arena = arena as u64;
         let (addresses, targets, batches) = Default::default();
         Self { engines, arena, addresses, targets, batches, ordered: 0 }
     }

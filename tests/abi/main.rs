@@ -2,6 +2,7 @@
 //! wrong, stale or foreign arguments does anything but answer.
 
 mod answers;
+mod bytes;
 mod calls;
 mod engines;
 mod header;
@@ -123,4 +124,18 @@ fn threads_that_call_while_engines_are_destroyed_are_answered() {
         // SAFETY: a number.
         assert_eq!(unsafe { (api().destroy)(engine) }, 0);
     }
+}
+
+/// The fuzz target's corpus, on the stable build: calls of which some are right.
+#[test]
+fn the_corpus_of_calls_is_answered() {
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/abi");
+    let files = std::fs::read_dir(corpus).expect("a corpus");
+    let mut all = [0; 16];
+    for file in files {
+        let bytes = std::fs::read(file.expect("a file").path()).expect("a file");
+        let statuses = bytes::calls(&bytes);
+        all.iter_mut().zip(statuses).for_each(|(all, status)| *all += status);
+    }
+    assert!(all[..3].iter().all(|status| *status > 10), "{all:?}");
 }
