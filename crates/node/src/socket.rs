@@ -264,6 +264,18 @@ mod tests {
     }
 
     #[test]
+    fn a_deadline_holds_although_there_is_always_something_to_read() {
+        let (here, there) = pair();
+        let (soon, late) = (soon(), Instant::now());
+        send(&here, b"and so on", &[], soon).unwrap();
+        assert_eq!(receive(&there, &mut [0; 2], soon), Ok(2));
+        assert_eq!(receive(&there, &mut [0; 2], late), Err(Errno::TIMEDOUT));
+        let received = receive_with_fds(&there, &mut [0; 2], Some(late));
+        assert_eq!(received.map(|received| received.count), Err(Errno::TIMEDOUT));
+        assert_eq!(send(&here, b"more", &[], late), Err(Errno::TIMEDOUT));
+    }
+
+    #[test]
     fn a_descriptor_arrives_with_its_bytes_and_is_the_same_file() {
         let (here, there) = pair();
         let memory = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
