@@ -458,7 +458,7 @@ pub enum Error {
     },
     /// The peer's export of an allocation is of no use here.
     #[error(
-        "{device} cannot map [{base:#x}, {base:#x} + {len}) of peer {peer}: {error} (MC_FORCE_TCP=1 goes another way)"
+        "{device} cannot map [{base:#x}, {base:#x} + {len}) of peer {peer}: {reason} (MC_FORCE_TCP=1 goes another way)"
     )]
     NotOpened {
         /// The local device.
@@ -470,8 +470,7 @@ pub enum Error {
         /// Bytes of the allocation.
         len: u64,
         /// The driver's word.
-        #[source]
-        error: Box<kvferry_device::Error>,
+        reason: String,
     },
     /// The peer took no part in trying out a pair of devices. The next submission tries again.
     #[error(

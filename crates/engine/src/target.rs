@@ -516,8 +516,8 @@ impl Inner {
                 Error::MappedElsewhere { device, peer: peer(), pid: self.pid, base, len }
             }
             error @ (DeviceError::Call { .. } | DeviceError::BadExport { .. }) => {
-                let device = device.info().to_string();
-                Error::NotOpened { device, peer: peer(), base, len, error: Box::new(error) }
+                let (device, reason) = (device.info().to_string(), error.to_string());
+                Error::NotOpened { device, peer: peer(), base, len, reason }
             }
             error => error.into(),
         })

@@ -1,4 +1,5 @@
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use kvferry_engine::{ExportsError, Identity, Segment, Segments, Target, Way};
 
@@ -25,12 +26,24 @@ pub struct Peer {
 struct Published {
     peer: String,
     address: Address,
+    /// When it last did not answer.
+    silent: Mutex<Option<Instant>>,
 }
+
+/// How long one that did not answer is not asked again: each time may cost a submission seconds.
+const PAUSE: Duration = Duration::from_secs(30);
 
 impl Segments for Published {
     fn fetch(&self) -> Result<Segment, ExportsError> {
-        let Self { peer, address } = self;
-        let extension = handshake::fetch(address)?.kvferry.ok_or("it is no kvferry node now")?;
+        let Self { peer, address, silent } = self;
+        // Held while it is asked, so that of several threads one waits for an answer.
+        let mut silent = silent.lock().unwrap_or_else(PoisonError::into_inner);
+        if silent.is_some_and(|since| since.elapsed() < PAUSE) {
+            return Err("it did not answer moments ago".into());
+        }
+        let fetched = handshake::fetch(address);
+        *silent = fetched.is_err().then(Instant::now);
+        let extension = fetched?.kvferry.ok_or("it is no kvferry node now")?;
         Ok(describe::segment(peer, &extension))
     }
 }
@@ -52,7 +65,8 @@ impl Peer {
         why_far: Option<String>,
         watch: Option<Watch>,
     ) -> Self {
-        let published = Published { peer: target.name().to_owned(), address: address.clone() };
+        let (peer, silent) = (target.name().to_owned(), Mutex::default());
+        let published = Published { peer, address: address.clone(), silent };
         target.refresh_from(Arc::new(published));
         Self { address, target, why_far, _watch: watch }
     }

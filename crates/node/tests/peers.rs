@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::Instant;
 
 use common::{PATIENCE, Side, answering, eventually, impostor, impostors};
 use kvferry_engine::{Config, Engine, Error, Op, Range, RangeError, State, Strided};
@@ -104,6 +105,26 @@ fn unknown_memory_makes_a_transfer_ask_once_and_is_refused_as_before() {
     assert_eq!(refused, Err(Error::Range(expected)));
     assert!(peer.is_alive());
     assert_eq!(here.transfer(peer.target(), Op::Write, known, 4096), Ok(State::Completed));
+}
+
+#[test]
+fn a_peer_that_does_not_answer_delays_one_transfer_of_unknown_memory_and_no_other() {
+    let (here, there) = (Side::new(4096), Side::new(4096));
+    let mut descriptor = there.descriptor();
+    descriptor.kvferry.as_mut().unwrap().host = Uuid([9; 16]);
+    let answered = impostors(std::slice::from_ref(&descriptor));
+    let peer = here.node.open(&answered.name).unwrap();
+    eventually("its port is free", || answered.ended());
+    // It takes connections, as the system does for it, and says nothing.
+    let _silent = TcpListener::bind(&answered.name).unwrap();
+    let submit = || {
+        let began = Instant::now();
+        let refused = here.transfer(peer.target(), Op::Write, 64, 16);
+        assert!(matches!(refused, Err(Error::Range(_))), "{refused:?}");
+        began.elapsed()
+    };
+    let (first, second) = (submit(), submit());
+    assert!(first > 2 * second, "{first:?}, {second:?}");
 }
 
 /// FAILURES.md B43.

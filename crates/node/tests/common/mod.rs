@@ -8,6 +8,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvferry_engine::{Buffer, Config, Engine, Op, Range, State, Target};
@@ -168,9 +169,15 @@ pub(crate) fn answering(bytes: Vec<u8>) -> String {
 pub(crate) struct Answering {
     pub(crate) name: String,
     asked: Arc<AtomicUsize>,
+    thread: JoinHandle<()>,
 }
 
 impl Answering {
+    /// Whether it answers no more, and its port is free.
+    pub(crate) fn ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+
     /// How many requests it had.
     pub(crate) fn asked(&self) -> usize {
         self.asked.load(Ordering::SeqCst)
@@ -182,7 +189,7 @@ fn answering_each(answers: Vec<Vec<u8>>) -> Answering {
     let name = listener.local_addr().unwrap().to_string();
     let asked = Arc::<AtomicUsize>::default();
     let count = Arc::clone(&asked);
-    std::thread::spawn(move || {
+    let thread = std::thread::spawn(move || {
         for answer in answers {
             let (mut stream, _) = listener.accept().unwrap();
             stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -192,7 +199,7 @@ fn answering_each(answers: Vec<Vec<u8>>) -> Answering {
             stream.write_all(&answer).unwrap();
         }
     });
-    Answering { name, asked }
+    Answering { name, asked, thread }
 }
 
 /// The warnings that are logged while `what` runs, on this thread.
