@@ -94,7 +94,7 @@ pub const KNOBS: &[Knob] = &[
         name: "MC_KVFERRY_UNREGISTER_TIMEOUT_SEC",
         default: "30",
         accepts: "0 to 86400 seconds",
-        about: "how long unregistering a region waits for batches that use it",
+        about: "how long unregistering a region, or dropping the engine, waits for whoever uses it",
     },
     Knob {
         name: "MC_KVFERRY_OFFLOAD_STORE",

@@ -163,7 +163,8 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if !self.made_by.is_this_process() {
-            return;
+            // Its jobs are the parent's.
+            return std::mem::forget(Arc::clone(&self.shared));
         }
         self.shared.queue().closed = true;
         self.shared.wake();
