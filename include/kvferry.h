@@ -242,7 +242,8 @@ typedef struct kvferry_statistics {
     uint64_t mapped_peers;
     /* Device memory that staged offload passes through. */
     uint64_t bounce_bytes;
-    /* Registered host memory that is page-locked for GPUs, of the budget MC_KVFERRY_PINNED_MB. */
+    /* Host memory that is page-locked for GPUs, of the budget MC_KVFERRY_PINNED_MB: registered memory,
+     * and slots that stage GPU memory for TCP. */
     uint64_t locked_bytes;
     /* By KVFERRY_PATH_*. */
     kvferry_path_statistics paths[8];
