@@ -22,6 +22,9 @@ impl<'p> Attempts<'p> {
     pub(crate) fn learned_from(&mut self, error: &Error) -> bool {
         if names_unknown_memory(error) && !std::mem::replace(&mut self.asked, true) {
             self.parts.iter().for_each(|part| part.target.ask_again());
+            if self.parts.iter().any(|part| part.target.lost().is_some()) {
+                return true;
+            }
         }
         let known = known(self.parts);
         std::mem::replace(&mut self.known, known) < known

@@ -314,12 +314,12 @@ impl Target {
         }
     }
 
-    /// Grows with each thing that is found out of the peer: other memory, what mappings do not reach,
-    /// and its end.
+    /// Grows with each thing that is found out of the peer's memory: that it is another one, or that
+    /// mappings do not reach it.
     pub(crate) fn changes(&self) -> u64 {
         let inner = &self.inner;
         let refreshes = inner.refreshes.load(Ordering::Acquire);
-        refreshes + inner.left.count() as u64 + u64::from(inner.lost.get().is_some())
+        refreshes + inner.left.count() as u64
     }
 
     /// Declares the peer dead. New submissions fail; running batches end as failed once their
