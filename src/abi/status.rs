@@ -62,6 +62,7 @@ pub(super) fn of(error: &Error) -> Status {
         Error::AuthKey { .. } => BAD_SETTING,
         Error::Unreachable { .. }
         | Error::Unproven { .. }
+        | Error::NotOpened { .. }
         | Error::MappedElsewhere { .. }
         | Error::NotServed { .. } => UNREACHABLE,
         Error::PeerLost { .. }
