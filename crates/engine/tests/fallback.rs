@@ -3,8 +3,7 @@
 
 mod common;
 
-use std::io::Write;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvferry_device::Device;
@@ -16,6 +15,7 @@ use kvferry_engine::{
 };
 
 use common::NoExports;
+use common::log::warnings;
 
 const LONG: Duration = Duration::from_secs(60);
 const BYTES: u64 = 1 << 20;
@@ -71,31 +71,6 @@ impl Loop {
     }
 }
 
-/// The lines that are logged while `what` runs.
-fn logged(what: impl FnOnce()) -> Vec<String> {
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-    impl Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().expect("no panic").extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-    let lines = Lines::default();
-    let writer = lines.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::WARN)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    tracing::subscriber::with_default(subscriber, what);
-    let bytes = lines.0.lock().expect("no panic").clone();
-    String::from_utf8(bytes).expect("text").lines().map(String::from).collect()
-}
-
 #[test]
 fn the_first_fallback_to_each_peer_is_logged_with_its_reason_and_every_batch_says_its_path() {
     let a_loop = Loop::new(false, &[]);
@@ -109,7 +84,7 @@ fn the_first_fallback_to_each_peer_is_logged_with_its_reason_and_every_batch_say
         len: 512,
         count: 100,
     }];
-    let lines = logged(|| {
+    let lines = warnings(|| {
         for target in [&one, &one, &other, &one] {
             for copies in [Copies::Ranges(&ranges), Copies::Strided(&forms)] {
                 let status = a_loop.submit(target, copies, &SubmitOptions::default());
@@ -140,7 +115,7 @@ fn strict_refuses_a_fallback_with_its_path_and_its_reason_and_nothing_moves() {
     }];
     a_loop.local.write(0, &[7; 4096]).expect("writes");
     a_loop.remote.write(0, &[9; 4096]).expect("writes");
-    let lines = logged(|| {
+    let lines = warnings(|| {
         for copies in [Copies::Ranges(&ranges), Copies::Strided(&forms)] {
             let refused = a_loop.submit(&target, copies, &SubmitOptions::default());
             let expected = Error::Fallback {
@@ -174,7 +149,7 @@ fn a_choice_of_dma_is_no_fallback_and_neither_refused_nor_logged() {
     ];
     for (knob, (count, len), options) in cases {
         let knobs = [knob, ("MC_KVFERRY_STRICT", "1")];
-        let lines = logged(|| {
+        let lines = warnings(|| {
             let a_loop = Loop::new(false, &knobs);
             let ranges = a_loop.ranges(count, len);
             let target = a_loop.target("decode");

@@ -3,8 +3,7 @@
 
 mod common;
 
-use std::io::Write;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvferry_device::Device;
@@ -13,6 +12,7 @@ use kvferry_engine::{Buffer, Engine, Error, OffloadMode, Op, Path, Range, Reason
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 
 use common::config;
+use common::log::warnings;
 
 const LONG: Duration = Duration::from_secs(60);
 const PIECE: u64 = 4096;
@@ -74,36 +74,11 @@ impl Bench {
 const STAGED: (Path, OffloadMode, Reason) =
     (Path::Staged, OffloadMode::Staged, Reason::TogetherInHostMemory);
 
-/// The lines that are logged while `what` runs.
-fn logged(what: impl FnOnce()) -> Vec<String> {
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-    impl Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().expect("no panic").extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-    let lines = Lines::default();
-    let writer = lines.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::WARN)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    tracing::subscriber::with_default(subscriber, what);
-    let bytes = lines.0.lock().expect("no panic").clone();
-    String::from_utf8(bytes).expect("text").lines().map(String::from).collect()
-}
-
 #[test]
 fn without_memory_to_stage_in_batches_go_by_the_kernel_and_say_so_and_the_log_once() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
-    let lines = logged(|| {
+    let lines = warnings(|| {
         metrics::with_local_recorder(&recorder, || {
             let bench = Bench::new(&[]);
             for _ in 0..2 {
@@ -132,7 +107,7 @@ fn without_memory_to_stage_in_batches_go_by_the_kernel_and_say_so_and_the_log_on
 #[test]
 fn strict_refuses_a_batch_without_memory_to_stage_it_in_and_nothing_moves() {
     let bench = Bench::new(&[("MC_KVFERRY_STRICT", "1")]);
-    let lines = logged(|| {
+    let lines = warnings(|| {
         bench.spend_memory();
         let refused = bench.store().expect_err("it would go by the kernel");
         let Error::NoDeviceMemory { device, peer, path, .. } = &refused else {

@@ -3,30 +3,19 @@
 
 mod common;
 
-use std::io::Write;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvferry_engine::{Config, Engine, Op, Range};
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use common::NoExports;
+use common::log::Lines;
 
 const LONG: Duration = Duration::from_secs(60);
 
 /// The lines of a subscriber that wants batches' spans, one when each ends.
 fn spans(what: impl FnOnce()) -> Vec<String> {
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-    impl Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().expect("no panic").extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
     let lines = Lines::default();
     let writer = lines.clone();
     let subscriber = tracing_subscriber::fmt()
@@ -36,8 +25,7 @@ fn spans(what: impl FnOnce()) -> Vec<String> {
         .with_writer(move || writer.clone())
         .finish();
     tracing::subscriber::with_default(subscriber, what);
-    let bytes = lines.0.lock().expect("no panic").clone();
-    String::from_utf8(bytes).expect("text").lines().map(String::from).collect()
+    lines.read()
 }
 
 #[test]

@@ -3,6 +3,7 @@
 // Each test is a program of its own and uses some of it.
 #![allow(dead_code)]
 
+pub(crate) mod log;
 pub(crate) mod relay;
 
 use kvferry_device::{DeviceUuid, Export};
