@@ -72,6 +72,7 @@ transport_conformance! {
         what_completed_stays_completed_when_the_peer_ends
         a_peer_that_restarts_under_its_name_is_told_from_the_old_one
         ranges_that_the_peer_did_not_register_are_refused_by_index
+        a_long_list_whose_destinations_overlap_fails_by_a_range_that_does
         memory_that_the_peer_withdrew_is_refused
         both_processes_move_both_ways_at_the_same_time
         compact_forms_move_what_their_pieces_would

@@ -96,3 +96,66 @@ pub(crate) fn memory_that_the_peer_withdrew_is_refused(kind: Kind, random: &mut 
     pair.here.run(pair.target(), Op::Read, &[range(memory + 2 * VIEW)]).expect("reads");
     assert_eq!(pair.target().open_count(), 1);
 }
+
+/// By the device where one copies with a kernel, which looks while it copies.
+pub(crate) fn a_long_list_whose_destinations_overlap_fails_by_a_range_that_does(
+    kind: Kind,
+    random: &mut SmallRng,
+) {
+    const COUNT: u64 = 6000;
+    const SLOT: u64 = 512;
+    let mut pair = Pair::start(kind);
+    let (ours, theirs) = (random.random(), random.random());
+    let memory = pair.there.filled(COUNT * SLOT, theirs);
+    let local = pair.here.filled(COUNT * SLOT, ours);
+    pair.here.peer().refresh().expect("it answers");
+    let good: Vec<_> = (0..COUNT)
+        .map(|at| {
+            let offset = at * 3659 % COUNT * SLOT;
+            Range { local: local + offset, remote: memory + offset, len: (1 + at * 7 % 5) * 64 }
+        })
+        .collect();
+    let mut found_by_device = 0;
+    for round in 0..20 {
+        let op = if round % 2 == 0 { Op::Write } else { Op::Read };
+        pair.here.run(pair.target(), op, &good).expect("its destinations are apart");
+        let mut bad = good.clone();
+        let [one, other] = [random.random_range(0..3000), random.random_range(3000..6000)];
+        let side = match op {
+            Op::Write => End::Remote,
+            Op::Read => End::Local,
+        };
+        let step = bad[other].len - 64;
+        bad[one] = match op {
+            Op::Write => Range { remote: bad[other].remote + step, ..bad[one] },
+            Op::Read => Range { local: bad[other].local + step, ..bad[one] },
+        };
+        let failed = pair.here.run(pair.target(), op, &bad).expect_err("two ranges overlap");
+        match failed {
+            Error::Range(RangeError::DestinationShared { index, side: end }) => {
+                found_by_device += 1;
+                assert_eq!(end, side);
+                // The one may reach into what comes behind the other, too.
+                assert!(index == one || overlaps(op, &bad[one], &bad[index]), "{index}");
+            }
+            Error::Range(RangeError::DestinationsOverlap { first, second, side: end, .. }) => {
+                assert_eq!(end, side);
+                assert!(first == one || second == one, "{first} and {second}");
+            }
+            error => panic!("{error}"),
+        }
+    }
+    match kind {
+        Kind::Host => assert_eq!(found_by_device, 0),
+        _ => assert!(found_by_device > 10, "{found_by_device} of 20"),
+    }
+}
+
+fn overlaps(op: Op, one: &Range, other: &Range) -> bool {
+    let destination = |range: &Range| match op {
+        Op::Write => range.remote,
+        Op::Read => range.local,
+    };
+    let (one_at, other_at) = (destination(one), destination(other));
+    one_at < other_at + other.len && other_at < one_at + one.len
+}

@@ -3,6 +3,7 @@
 //
 // Entries, which differ in how the list gets here:
 //   kvferry_copy          descriptors in pinned memory
+//   kvferry_copy_claimed  the same, and finds out whether destinations overlap
 //   kvferry_copy_inline   descriptors in the kernel's parameters
 //   kvferry_copy_compact  descriptors that stand for many copies each, in the kernel's parameters
 // The last two also as _few, with less room.
@@ -28,6 +29,10 @@
 // nothing else writes a source (the shifted path reads through the read-only cache), and no
 // destination overlaps another range. No lane talks to another: that is what lets the host run
 // lanes as a loop, and lets LANES be wider than a hardware wave (RDNA has 32).
+//
+// Claims: the first blocks of kvferry_copy_claimed do not copy. Each of their threads takes
+// descriptors of its own and claims their destinations in a hash table, beside the copies. An
+// entry is one compare-and-swap for most, so this needs no order, no lock and no other thread.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -90,6 +95,16 @@ DEVICE u32 funnel(u32 low, u32 high, u32 bits) {
     return static_cast<u32>(((static_cast<u64>(high) << 32) | low) >> bits);
 }
 
+DEVICE u64 compare_and_swap(u64 address, u64 expected, u64 value) {
+    u64* place = static_cast<u64*>(checked<u64>(address));
+    __atomic_compare_exchange_n(place, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return expected;
+}
+
+DEVICE u64 fetch_or(u64 address, u64 bits) {
+    return __atomic_fetch_or(static_cast<u64*>(checked<u64>(address)), bits, __ATOMIC_RELAXED);
+}
+
 #elif defined(__HIP__) || defined(__HIPCC_RTC__)
 
 #define DEVICE static __device__ inline __attribute__((always_inline))
@@ -137,6 +152,18 @@ DEVICE u32 funnel(u32 low, u32 high, u32 bits) {
     return __builtin_amdgcn_alignbit(high, low, bits);
 }
 
+DEVICE u64 compare_and_swap(u64 address, u64 expected, u64 value) {
+    __hip_atomic_compare_exchange_strong(reinterpret_cast<GLOBAL u64*>(address), &expected, value,
+                                         __ATOMIC_RELAXED, __ATOMIC_RELAXED,
+                                         __HIP_MEMORY_SCOPE_AGENT);
+    return expected;
+}
+
+DEVICE u64 fetch_or(u64 address, u64 bits) {
+    return __hip_atomic_fetch_or(reinterpret_cast<GLOBAL u64*>(address), bits, __ATOMIC_RELAXED,
+                                 __HIP_MEMORY_SCOPE_AGENT);
+}
+
 #else
 
 #define DEVICE static __device__ __forceinline__
@@ -178,6 +205,25 @@ DEVICE u32 funnel(u32 low, u32 high, u32 bits) {
     return __funnelshift_r(low, high, bits);
 }
 
+// The functions for these take a generic pointer, and look first which memory it is in.
+DEVICE u64 compare_and_swap(u64 address, u64 expected, u64 value) {
+    u64 found;
+    asm volatile("atom.global.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(found)
+                 : "l"(address), "l"(expected), "l"(value)
+                 : "memory");
+    return found;
+}
+
+DEVICE u64 fetch_or(u64 address, u64 bits) {
+    u64 found;
+    asm volatile("atom.global.or.b64 %0, [%1], %2;"
+                 : "=l"(found)
+                 : "l"(address), "l"(bits)
+                 : "memory");
+    return found;
+}
+
 #endif
 
 // The host's `CopyDescriptor`, field for field.
@@ -207,6 +253,20 @@ struct CompactDescriptor {
     u32 unused;
 };
 
+// The host's `Claims`, field for field. Destinations begin and end at multiples of a granule from
+// `low` on; 32 granules are a block. An entry of the table is a block's number and one, above, and a
+// bit for each granule that is claimed, below; 0 is a free one. Where entries of other blocks are in
+// the way the next place is taken, and the host leaves room enough that there always is one.
+struct Claims {
+    u64 table;    // 1 << log2 entries of u64
+    u64 verdict;  // a u32 in pinned memory: set to the index of a descriptor that claims what is claimed
+    u64 low;      // where the lowest destination begins
+    u32 log2;
+    u32 shift;    // a granule has 1 << shift bytes
+    u32 first;    // index of the first descriptor here in the whole list
+    u32 blocks;   // blocks of threads that claim; the others copy
+};
+
 // What fits into the 4 KiB of parameters that every driver takes, and into fewer, which a launch
 // hands over quicker.
 #define INLINE_DESCRIPTORS 160
@@ -227,6 +287,7 @@ typedef Parameters<CompactDescriptor, COMPACT_FEW_DESCRIPTORS> CompactFewList;
 
 static_assert(sizeof(CopyDescriptor) == 24, "the host writes 24-byte descriptors");
 static_assert(sizeof(CompactDescriptor) == 120, "the host writes 120-byte compact descriptors");
+static_assert(sizeof(Claims) == 40, "the host passes 40 bytes");
 static_assert(sizeof(InlineList) <= 4096 && sizeof(CompactList) <= 4096, "a kernel's parameters");
 static_assert(sizeof(Word) == 16, "the ladder counts in words of 16 bytes");
 
@@ -479,6 +540,49 @@ DEVICE void copy_list(const CopyDescriptor* descriptors, u32 count, u64 warp, u6
     }
 }
 
+// Claims the granules of a block for the descriptor with that index.
+DEVICE void claim_block(const Claims& claims, u32 block, u32 granules, u32 index) {
+    u64 number = block + 1ull;
+    u64 entry = number << 32 | granules;
+    // Neighbours end up far apart (Knuth's multiplicative hash).
+    u32 place = block * 2654435769u >> (32 - claims.log2);
+    u64 found;
+    NO_UNROLL
+    while (true) {
+        u64 address = claims.table + place * 8ull;
+        found = compare_and_swap(address, 0, entry);
+        if (found >> 32 == number) found = fetch_or(address, granules);
+        if (found == 0 || found >> 32 == number) break;
+        place = (place + 1) & ((1u << claims.log2) - 1);
+    }
+    if (static_cast<u32>(found) & granules && found >> 32 == number) {
+        store_streaming<u32>(claims.verdict, index);
+    }
+}
+
+// Claims what thread `thread`, of `threads`, has of a list.
+DEVICE void claim_list(const CopyDescriptor* descriptors, u32 count, const Claims& claims,
+                       u32 thread, u32 threads) {
+    NO_UNROLL
+    for (u64 index = thread; index < count; index += threads) {
+        u64 address = reinterpret_cast<u64>(descriptors + index);
+        u64 begin = load_streaming<u64>(address + 8) - claims.low;
+        u64 len = load_streaming<u64>(address + 16);
+        if (len == 0) continue;
+        u64 first = begin >> claims.shift;
+        u64 last = (begin + len - 1) >> claims.shift;
+        u32 first_block = static_cast<u32>(first / 32);
+        u32 last_block = static_cast<u32>(last / 32);
+        NO_UNROLL
+        for (u32 block = first_block; block <= last_block; block++) {
+            u32 granules = ~0u;
+            if (block == first_block) granules &= ~0u << first % 32;
+            if (block == last_block) granules &= ~0u >> (31 - last % 32);
+            claim_block(claims, block, granules, claims.first + static_cast<u32>(index));
+        }
+    }
+}
+
 #if defined(KVFERRY_HOST)
 
 // `lanes` is 32 or 64. The result does not depend on the order in which lanes run.
@@ -491,6 +595,15 @@ extern "C" void kvferry_copy_host(const CopyDescriptor* descriptors, u32 count, 
             copy_list(descriptors, count, warp, grid * warps_per_block, thread % lanes, lanes);
         }
     }
+}
+
+extern "C" void kvferry_copy_claimed_host(const CopyDescriptor* descriptors, u32 count,
+                                          const Claims* claims, u32 grid, u32 lanes) {
+    u32 threads = claims->blocks * BLOCK;
+    for (u32 thread = 0; thread < threads; thread++) {
+        claim_list(descriptors, count, *claims, thread, threads);
+    }
+    kvferry_copy_host(descriptors, count, grid - claims->blocks, lanes);
 }
 
 extern "C" void kvferry_copy_compact_host(const CompactDescriptor* list, u32 count, u32 grid,
@@ -514,6 +627,19 @@ ENTRY
 kvferry_copy(const CopyDescriptor* descriptors, u32 count) {
     u64 warp = blockIdx.x * static_cast<u64>(WARPS_PER_BLOCK) + uniform(threadIdx.x / LANES);
     u64 warps = gridDim.x * static_cast<u64>(WARPS_PER_BLOCK);
+    copy_list(descriptors, count, warp, warps, threadIdx.x % LANES, LANES);
+}
+
+ENTRY
+kvferry_copy_claimed(const CopyDescriptor* descriptors, u32 count, const PARAMETER Claims claims) {
+    if (blockIdx.x < claims.blocks) {
+        u32 thread = blockIdx.x * BLOCK + threadIdx.x;
+        claim_list(descriptors, count, claims, thread, claims.blocks * BLOCK);
+        return;
+    }
+    u64 block = blockIdx.x - claims.blocks;
+    u64 warp = block * static_cast<u64>(WARPS_PER_BLOCK) + uniform(threadIdx.x / LANES);
+    u64 warps = (gridDim.x - claims.blocks) * static_cast<u64>(WARPS_PER_BLOCK);
     copy_list(descriptors, count, warp, warps, threadIdx.x % LANES, LANES);
 }
 

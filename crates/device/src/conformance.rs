@@ -3,6 +3,7 @@
 //! [`device_conformance!`](crate::device_conformance) makes one test a case, so that no backend
 //! loses a case by forgetting it.
 
+mod claims;
 mod compact;
 mod memory;
 mod ordering;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use crate::{CopyDescriptor, CopySource, Device, Memory, Queue, QueueOptions, Ticket, Work};
 
+pub use claims::*;
 pub use compact::*;
 pub use memory::*;
 pub use ordering::*;
@@ -60,6 +62,9 @@ macro_rules! device_conformance {
                 every_method_works_on_a_thread_that_never_touched_the_device
                 two_queues_work_at_the_same_time
                 a_dropped_queue_leaves_its_copies_done
+                a_device_finds_the_piece_whose_destination_overlaps_another
+                a_verdict_is_kept_until_it_is_given_back_and_is_missing_where_no_table_is_free
+                destinations_that_no_table_holds_are_copied_without_a_verdict
             );
         }
     };

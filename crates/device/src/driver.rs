@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use crate::compact::{CompactDescriptor, Rows};
 use crate::device::{Allocation, DeviceInfo, DeviceUuid, Export};
 use crate::error::Result;
-use crate::kernel::Entry;
+use crate::kernel::{Claims, Entry};
 use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
 
 /// Page-locked host memory that the device reads and writes in place.
@@ -116,6 +116,24 @@ pub(crate) trait Driver: Debug + Send + Sync + Sized + 'static {
         count: u32,
         blocks: u32,
     ) -> Result<()>;
+    /// As `launch` by [`Entry::Claimed`], of `blocks` blocks of which some claim.
+    ///
+    /// # Safety
+    /// As `launch`; the table and the verdict live until then, too, and nothing but launches uses the
+    /// table.
+    unsafe fn launch_claimed(
+        &self,
+        stream: Self::Stream,
+        descriptors: u64,
+        count: u32,
+        blocks: u32,
+        claims: &Claims,
+    ) -> Result<()>;
+    /// Makes bytes of device memory zero.
+    ///
+    /// # Safety
+    /// As `copy`, of the destination.
+    unsafe fn clear(&self, stream: Self::Stream, addr: u64, bytes: u64) -> Result<()>;
     /// As `launch`, with 1 to [`INLINE_DESCRIPTORS`](crate::kernel::INLINE_DESCRIPTORS) descriptors
     /// that are copied before it returns.
     ///

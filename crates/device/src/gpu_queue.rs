@@ -9,6 +9,7 @@
 //! A submission with a producer, or behind others that run, gets a stream of its own for as long as
 //! it waits, so that it holds up nobody else.
 
+mod claims;
 mod launch;
 mod progress;
 mod slots;
@@ -19,6 +20,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use self::claims::{Claiming, TABLES, Table, Tables};
 use self::words::Words;
 use crate::compact::CompactDescriptor;
 use crate::driver::{Driver, Pinned};
@@ -100,6 +102,8 @@ struct Open<D: Driver> {
     /// The stream of a launch that reads it.
     reader: Option<D::Stream>,
     max_grid_blocks: u32,
+    /// Whether destinations overlap is found out on the way.
+    claiming: Option<Claiming>,
 }
 
 #[derive(Debug)]
@@ -118,6 +122,8 @@ pub(crate) struct GpuQueue<D: Driver> {
     slots_in_use: VecDeque<SlotInUse<D>>,
     gated_slots: usize,
     words: Arc<Words<D>>,
+    verdicts: Arc<Tables<D>>,
+    tables: [Table; TABLES],
     /// Words that nobody waits for, each with the last value that it was given.
     free_words: Vec<Ticket>,
     /// For descriptors of a launch that are not in the ring: kept, so that no submission touches
@@ -145,6 +151,7 @@ impl<D: Driver> GpuQueue<D> {
         let driver = &device.driver;
         let scope = driver.enter()?;
         let words = Words::new(&device)?;
+        let verdicts = Tables::new(&device)?;
         let bytes = options.ring_slots * options.slot_descriptors * size_of::<CopyDescriptor>();
         let ring = driver.allocate_pinned(bytes as u64)?;
         // SAFETY: the ring is `bytes` long, ours alone, and nothing reads it yet. Zeroing makes
@@ -163,6 +170,8 @@ impl<D: Driver> GpuQueue<D> {
             slots_in_use: VecDeque::with_capacity(options.ring_slots),
             gated_slots: 0,
             words,
+            verdicts,
+            tables: Default::default(),
             free_words: (0..MAX_IN_FLIGHT as u32)
                 .rev()
                 .map(|word| Ticket { word, value: 0 })
@@ -329,6 +338,9 @@ impl<D: Driver> GpuQueue<D> {
         if let Some(slot) = open.slot.take() {
             self.put_in_use(open, SlotInUse { slot, event: None, other: None });
         }
+        if let Some(claiming) = open.claiming.take() {
+            self.end_claims(stream, claiming);
+        }
         let gate = open.gate.take();
         let gated = gate.is_some();
         let in_flight = InFlight { ticket, end, slots: open.slots, gate };
@@ -387,6 +399,7 @@ impl<D: Driver> Queue for GpuQueue<D> {
             slot: None,
             reader: None,
             max_grid_blocks: work.max_grid_blocks.max(1),
+            claiming: None,
         };
         self.reap();
         if let Err(error) = self.wait_until(&mut open, |queue, _| !queue.free_words.is_empty()) {
@@ -463,7 +476,7 @@ impl<D: Driver> Queue for GpuQueue<D> {
     }
 
     fn pinned_bytes(&self) -> u64 {
-        self.ring.len + self.words.memory.len
+        self.ring.len + self.words.memory.len + self.verdicts.pinned_bytes()
     }
 }
 
@@ -484,17 +497,22 @@ impl<D: Driver> Drop for GpuQueue<D> {
             slot: None,
             reader: None,
             max_grid_blocks: 1,
+            claiming: None,
         };
-        let quiet = self.lost.is_none()
-            && self
-                .wait_until(&mut none, |queue, _| {
-                    queue.in_flight.is_empty() && queue.gated.is_empty()
-                })
-                .is_ok();
+        let ended =
+            |queue: &Self, _: &Open<D>| queue.in_flight.is_empty() && queue.gated.is_empty();
+        let quiet = self.lost.is_none() && self.wait_until(&mut none, ended).is_ok();
+        // Behind the end of a submission its table is cleared, in moments if the device works.
+        let start = Instant::now();
+        let patience = self.options.stall_timeout;
+        let clear = move |queue: &Self, _: &Open<D>| {
+            queue.tables_are_clear() || start.elapsed() >= patience
+        };
+        let quiet = quiet && self.wait_until(&mut none, clear).is_ok() && self.tables_are_clear();
         if !quiet {
             // The device may still read the ring and store words: leaking them is the only safe end.
             tracing::error!(device = %driver.info(), bytes = self.pinned_bytes(), "a queue was dropped with work that did not end; its ring is leaked");
-            std::mem::forget(Arc::clone(&self.words));
+            std::mem::forget((Arc::clone(&self.words), Arc::clone(&self.verdicts)));
             return;
         }
         for event in self.idle_events.drain(..) {
@@ -504,5 +522,6 @@ impl<D: Driver> Drop for GpuQueue<D> {
             let _ = driver.destroy_stream(stream);
         }
         let _ = driver.free_pinned(self.ring);
+        self.free_tables();
     }
 }

@@ -14,7 +14,7 @@ use crate::device::{Allocation, Capabilities, Device, DeviceInfo, DeviceUuid, Ex
 use crate::driver::{Driver, Pinned};
 use crate::error::{Error, Result};
 use crate::gpu::GpuDevice;
-use crate::kernel::Entry;
+use crate::kernel::{Claims, Entry};
 use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
 use crate::software::{Executor, SharedMemory, map, unmap};
 
@@ -249,6 +249,25 @@ impl Driver for HostDriver {
     ) -> Result<()> {
         // SAFETY: the caller's contract.
         unsafe { self.executor.launch(stream, descriptors, count) };
+        Ok(())
+    }
+
+    unsafe fn launch_claimed(
+        &self,
+        stream: usize,
+        descriptors: u64,
+        count: u32,
+        _blocks: u32,
+        claims: &Claims,
+    ) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.executor.launch_claimed(stream, descriptors, count, *claims) };
+        Ok(())
+    }
+
+    unsafe fn clear(&self, stream: usize, addr: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.executor.clear(stream, addr, bytes) };
         Ok(())
     }
 

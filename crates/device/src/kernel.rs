@@ -28,6 +28,8 @@ pub(crate) const SOURCE: &str = include_str!("../kernels/copy.cu");
 pub(crate) enum Entry {
     /// Descriptors in pinned memory.
     Ring,
+    /// The same, and finds out whether destinations overlap.
+    Claimed,
     /// Descriptors in the kernel's parameters.
     Inline,
     /// A few of them: fewer parameters are quicker to hand over.
@@ -39,13 +41,14 @@ pub(crate) enum Entry {
 }
 
 impl Entry {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Ring, Self::Inline, Self::InlineFew, Self::Compact, Self::CompactFew];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Ring, Self::Claimed, Self::Inline, Self::InlineFew, Self::Compact, Self::CompactFew];
 
     /// Its name in [`SOURCE`].
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ring => "kvferry_copy",
+            Self::Claimed => "kvferry_copy_claimed",
             Self::Inline => "kvferry_copy_inline",
             Self::InlineFew => "kvferry_copy_inline_few",
             Self::Compact => "kvferry_copy_compact",
@@ -69,7 +72,28 @@ pub(crate) const COMPACT_DESCRIPTORS: usize = 32;
 /// As [`COMPACT_DESCRIPTORS`], of [`Entry::CompactFew`].
 pub(crate) const COMPACT_FEW_DESCRIPTORS: usize = 4;
 
-/// The parameters of every entry but [`Entry::Ring`].
+/// How [`Entry::Claimed`] finds out whether destinations overlap, as `kernels/copy.cu` reads it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Claims {
+    /// Of `1 << log2` entries of a u64, all zero before the first launch with it.
+    pub(crate) table: u64,
+    /// A u32 in pinned memory that becomes the index of a piece whose destination overlaps another's.
+    pub(crate) verdict: u64,
+    /// Where the lowest destination begins.
+    pub(crate) low: u64,
+    pub(crate) log2: u32,
+    /// Destinations begin at multiples of `1 << shift` bytes from `low` on, and end at such.
+    pub(crate) shift: u32,
+    /// Index of the launch's first descriptor among all pieces.
+    pub(crate) first: u32,
+    /// Blocks of the launch that claim; the others copy.
+    pub(crate) blocks: u32,
+}
+
+const _: () = assert!(size_of::<Claims>() == 40, "kernels/copy.cu reads 40 bytes");
+
+/// The parameters of the entries with lists in them.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct Parameters<T, const N: usize> {

@@ -58,6 +58,7 @@ pub use pinned::PinnedMemory;
 pub use private_memory::private_memory;
 pub use process::{MadeBy, is_fork};
 pub use queue::{
-    CompactCopy, CompactEnd, Completions, Consumer, CopyDescriptor, CopySource, Fence, Producer,
-    Queue, QueueOptions, Rows, SliceSource, Stage, StageSource, Staged, Ticket, Work,
+    CompactCopy, CompactEnd, Completions, Consumer, CopyDescriptor, CopySource, Destinations,
+    Fence, Producer, Queue, QueueOptions, Rows, SliceSource, Stage, StageSource, Staged, Ticket,
+    Verdict, Work,
 };

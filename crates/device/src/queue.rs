@@ -144,6 +144,65 @@ pub struct Work<'a> {
     pub behind: &'a [Fence],
     /// Most blocks of one launch; more than the queue's own bound is no more than that.
     pub max_grid_blocks: u32,
+    /// Where the destinations of the pieces lie, if the device is to find out whether they overlap.
+    pub destinations: Option<&'a mut Destinations>,
+}
+
+/// Where the destinations of a submission's pieces lie, for a device that finds out beside the copies
+/// whether two of them overlap.
+#[derive(Debug)]
+pub struct Destinations {
+    /// First byte of the lowest, as the device sees it.
+    pub low: u64,
+    /// Behind the last byte of the highest.
+    pub high: u64,
+    /// A power of two, in bytes: each destination begins at a multiple of it from `low` on, and is a
+    /// multiple of it long. As cut into pieces, too.
+    pub granule: u64,
+    /// Bytes of all pieces.
+    pub bytes: u64,
+    /// How many pieces, at most.
+    pub pieces: u64,
+    /// Set by the queue if the device finds out; else nobody does.
+    pub verdict: Option<Verdict>,
+}
+
+impl Destinations {
+    /// Granules that are claimed together, as one entry of a table.
+    pub(crate) const BLOCK: u64 = 32;
+
+    /// Blocks that the destinations touch, at most, each counted by every piece that does.
+    pub(crate) fn blocks(&self) -> u64 {
+        let block = self.granule.saturating_mul(Self::BLOCK);
+        (self.bytes / block).saturating_add(self.pieces.saturating_mul(2))
+    }
+}
+
+/// Whether destinations of a submission overlap. The device keeps a table for it until this is
+/// dropped.
+#[derive(Debug)]
+pub struct Verdict {
+    pub(crate) tables: Arc<dyn Verdicts>,
+    pub(crate) table: usize,
+}
+
+impl Verdict {
+    /// Of a submission that is done: the index of a piece of which another one writes a byte, too.
+    pub fn overlap(&self) -> Option<u32> {
+        self.tables.overlap(self.table)
+    }
+}
+
+impl Drop for Verdict {
+    fn drop(&mut self) {
+        self.tables.give_back(self.table);
+    }
+}
+
+/// Whoever keeps the tables of verdicts.
+pub(crate) trait Verdicts: Debug + Send + Sync {
+    fn overlap(&self, table: usize) -> Option<u32>;
+    fn give_back(&self, table: usize);
 }
 
 impl<'a> Work<'a> {
@@ -160,6 +219,7 @@ impl<'a> Work<'a> {
             after: None,
             behind: &[],
             max_grid_blocks: u32::MAX,
+            destinations: None,
         }
     }
 }
@@ -175,6 +235,7 @@ impl Debug for Work<'_> {
             .field("kernel", &self.kernel)
             .field("after", &self.after)
             .field("behind", &self.behind.len())
+            .field("destinations", &self.destinations)
             .finish_non_exhaustive()
     }
 }

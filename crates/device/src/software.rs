@@ -16,6 +16,7 @@ use rustix::mm::{MremapFlags, mmap_anonymous, mremap};
 
 use crate::compact::CompactDescriptor;
 use crate::device::Allocation;
+use crate::kernel::Claims;
 use crate::queue::CopyDescriptor;
 #[cfg(feature = "testing")]
 use crate::testing::ChunkKind;
@@ -232,6 +233,15 @@ enum Work {
         descriptors: u64,
         count: u32,
     },
+    Claimed {
+        descriptors: u64,
+        count: u32,
+        claims: Claims,
+    },
+    Clear {
+        addr: u64,
+        bytes: u64,
+    },
     Inline(Box<[CopyDescriptor]>),
     Compact(Box<[CompactDescriptor]>),
     Store {
@@ -325,6 +335,25 @@ impl Executor {
     /// As `copy`; `descriptors` is the address of `count` descriptors that stay as they are.
     pub(crate) unsafe fn launch(&self, stream: usize, descriptors: u64, count: u32) {
         self.shared.push(self.shared.state(), stream, Work::Launch { descriptors, count });
+    }
+
+    /// # Safety
+    /// As `launch`; the table and the verdict live until then, and nothing but launches uses the table.
+    pub(crate) unsafe fn launch_claimed(
+        &self,
+        stream: usize,
+        descriptors: u64,
+        count: u32,
+        claims: Claims,
+    ) {
+        let work = Work::Claimed { descriptors, count, claims };
+        self.shared.push(self.shared.state(), stream, work);
+    }
+
+    /// # Safety
+    /// As `copy`, of the destination.
+    pub(crate) unsafe fn clear(&self, stream: usize, addr: u64, bytes: u64) {
+        self.shared.push(self.shared.state(), stream, Work::Clear { addr, bytes });
     }
 
     /// # Safety
@@ -498,6 +527,22 @@ impl Work {
                     unsafe { run_copy((descriptors as *const CopyDescriptor).add(index).read()) }
                 }
             }
+            Self::Claimed { descriptors, count, claims } => {
+                for index in 0..count {
+                    // SAFETY: the caller's contract: `count` descriptors lie there.
+                    let copy = unsafe {
+                        (descriptors as *const CopyDescriptor).add(index as usize).read()
+                    };
+                    // SAFETY: the caller's contract; one thread runs all work of a device.
+                    unsafe { claim(&claims, &copy, claims.first + index) };
+                    // SAFETY: the caller's contract.
+                    unsafe { run_copy(copy) }
+                }
+            }
+            Self::Clear { addr, bytes } => {
+                // SAFETY: the caller's contract.
+                unsafe { (addr as *mut u8).write_bytes(0, bytes as usize) }
+            }
             Self::Inline(descriptors) => {
                 for copy in descriptors {
                     // SAFETY: the caller's contract.
@@ -534,6 +579,47 @@ pub(crate) unsafe fn expand(
         // SAFETY: the caller's contract.
         units.flat_map(move |unit| unsafe { compact.unit(unit) })
     })
+}
+
+/// As `claim_block` in `kernels/copy.cu`, for all blocks of a destination.
+///
+/// # Safety
+/// The table and the verdict are there, and only this thread uses the table.
+unsafe fn claim(claims: &Claims, copy: &CopyDescriptor, index: u32) {
+    if copy.len == 0 {
+        return;
+    }
+    let begin = copy.dst - claims.low;
+    let (first, last) = (begin >> claims.shift, (begin + copy.len - 1) >> claims.shift);
+    for block in first / 32..=last / 32 {
+        let mut granules = u32::MAX;
+        if block == first / 32 {
+            granules &= u32::MAX << (first % 32);
+        }
+        if block == last / 32 {
+            granules &= u32::MAX >> (31 - last % 32);
+        }
+        let entry = (block + 1) << 32 | u64::from(granules);
+        let mut place = (block as u32).wrapping_mul(2_654_435_769) >> (32 - claims.log2);
+        loop {
+            // SAFETY: the caller's contract; a place is less than the entries of the table.
+            let found = unsafe { &mut *(claims.table as *mut u64).add(place as usize) };
+            if *found == 0 {
+                *found = entry;
+                break;
+            }
+            if *found >> 32 == entry >> 32 {
+                if *found as u32 & granules != 0 {
+                    // SAFETY: the caller's contract: an aligned u32 that others use as an atomic.
+                    let verdict = unsafe { &*(claims.verdict as *const AtomicU32) };
+                    verdict.store(index, Ordering::Relaxed);
+                }
+                *found |= u64::from(granules);
+                break;
+            }
+            place = (place + 1) & ((1 << claims.log2) - 1);
+        }
+    }
 }
 
 /// # Safety

@@ -567,3 +567,69 @@ impl Kernel {
         unsafe { run(descriptors.as_ptr(), descriptors.len() as u32, grid, lanes) }
     }
 }
+
+/// As the host passes them to the kernel: see `Claims` in copy.cu.
+#[repr(C)]
+struct Claims {
+    table: u64,
+    verdict: u64,
+    low: u64,
+    log2: u32,
+    shift: u32,
+    first: u32,
+    blocks: u32,
+}
+
+proptest! {
+    #[test]
+    fn a_claim_is_refused_exactly_when_a_byte_has_two_owners(
+        shift in 0..7u32, offset in 0..100u64,
+        // In granules; by turns where the next destination begins behind the end of the last.
+        pieces in prop::collection::vec((-2..80i64, 0..200u64), 1..150),
+        blocks in 1..4u32, crowded: bool, order: u64,
+    ) {
+        let Some(kernel) = Kernel::load() else { return Ok(()) };
+        let mut next = 10;
+        let mut list: Vec<CopyDescriptor> = pieces.iter().map(|&(gap, len)| {
+            // Only some of the lists have overlaps.
+            let gap = if order % 3 == 0 { gap } else { gap.max(0) };
+            let start = (next + gap).max(0);
+            next = start + len as i64;
+            CopyDescriptor { src: 0, dst: offset + ((start as u64) << shift), len: len << shift }
+        }).collect();
+        list.sort_by_key(|copy| (copy.dst ^ order).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let filled = || list.iter().enumerate().filter(|(_, copy)| copy.len > 0);
+        let overlaps = |(index, copy): (usize, &CopyDescriptor)| {
+            filled().any(|(other, it)| {
+                other != index && it.dst < copy.dst + copy.len && copy.dst < it.dst + it.len
+            })
+        };
+        let bytes: u64 = list.iter().map(|copy| copy.len).sum();
+        let touched = (bytes >> shift) / 32 + 2 * list.len() as u64;
+        // As full as the host lets it become, or a little more.
+        let room = if crowded { touched + 1 } else { 2 * touched };
+        let log2 = room.max(2).next_power_of_two().ilog2();
+        let mut table = vec![0u64; 1 << log2];
+        let mut verdict = u32::MAX;
+        let low = filled().map(|(_, copy)| copy.dst).min().unwrap_or(0);
+        let claims = Claims {
+            table: table.as_mut_ptr() as u64, verdict: &raw mut verdict as u64, low, log2, shift,
+            first: 1000, blocks,
+        };
+        // SAFETY: the signature in copy.cu, without blocks that copy: no source is read.
+        let claim = unsafe {
+            kernel.0.get::<unsafe extern "C" fn(*const CopyDescriptor, u32, *const Claims, u32, u32)>(
+                b"kvferry_copy_claimed_host",
+            )
+        }.expect("the entry point of the host build");
+        // SAFETY: the table and the verdict live until this returns.
+        unsafe { claim(list.as_ptr(), list.len() as u32, &claims, blocks, 32) };
+        match verdict {
+            u32::MAX => prop_assert!(!filled().any(overlaps), "{:?}", list),
+            index => {
+                let index = index as usize - 1000;
+                prop_assert!(index < list.len() && overlaps((index, &list[index])), "{} of {:?}", index, list);
+            }
+        }
+    }
+}

@@ -20,8 +20,9 @@ use libloading::Library;
 
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/copy.cu");
 
-const ENTRIES: [&str; 5] = [
+const ENTRIES: [&str; 6] = [
     "kvferry_copy",
+    "kvferry_copy_claimed",
     "kvferry_copy_inline",
     "kvferry_copy_inline_few",
     "kvferry_copy_compact",

@@ -5,12 +5,12 @@ use std::collections::VecDeque;
 use std::fmt::{self, Display};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvferry_device::Ticket;
 use kvferry_device::nvtx::NvtxRange;
+use kvferry_device::{Ticket, Verdict};
 use tracing::Span;
 
 use crate::ended::{Facts, Fallback};
-use crate::error::{Error, Result};
+use crate::error::{Error, RangeError, Result, Side};
 use crate::mapping::OpenMapping;
 use crate::registry::{HostLock, Pin};
 use crate::target::Target;
@@ -147,6 +147,24 @@ pub(crate) struct AllPending {
     pub(crate) paced: Arc<[Arc<Paced>]>,
     /// Over TCP.
     pub(crate) transfer: Option<Arc<Transfer>>,
+    /// Whether destinations overlap, which a device finds out.
+    pub(crate) overlap: Option<Arc<OverlapVerdict>>,
+}
+
+/// What a device finds out about the destinations of a batch.
+#[derive(Debug)]
+pub(crate) struct OverlapVerdict {
+    pub(crate) verdict: Verdict,
+    /// Which end is written.
+    pub(crate) side: Side,
+}
+
+impl OverlapVerdict {
+    /// Of a batch whose copies are done.
+    fn failure(&self) -> Option<Error> {
+        let index = self.verdict.overlap()? as usize;
+        Some(RangeError::DestinationShared { index, side: self.side }.into())
+    }
 }
 
 /// What a batch keeps alive until its copies are quiet. Locks end before the pins that keep their
@@ -306,9 +324,11 @@ impl Batches {
                 let lost = || running.holds.targets.iter().find_map(Target::lost);
                 let transfer = running.pending.transfer.as_ref();
                 let paced = || running.pending.paced.iter().find_map(|paced| paced.failure());
+                let overlap = running.pending.overlap.as_ref();
                 running
                     .failure
                     .or_else(lost)
+                    .or_else(|| overlap.and_then(|it| it.failure()))
                     .or_else(paced)
                     .or_else(|| transfer.and_then(|it| it.failure()))
             }

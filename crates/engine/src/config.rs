@@ -125,6 +125,9 @@ pub(crate) const MAX_GRID_BLOCKS: RangeInclusive<u64> = 1..=65_535;
 /// When lists are checked for destinations that overlap. Bounds are always checked before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OverlapCheck {
+    /// Before anything moves for forms and for lists of up to [`Self::FEW`] ranges, where it costs a
+    /// few microseconds; beside the copies for longer lists.
+    Auto,
     /// Before anything moves: such a list is refused.
     Before,
     /// While the copies run: such a batch ends as failed, and what it wrote is undefined, inside
@@ -135,8 +138,21 @@ pub enum OverlapCheck {
 }
 
 impl OverlapCheck {
+    /// Ranges of the longest list that [`Self::Auto`] checks before its copies start.
+    pub const FEW: usize = 2048;
+
+    /// Whether so many ranges are checked before their copies start.
+    pub(crate) fn is_before(self, ranges: usize) -> bool {
+        match self {
+            Self::Auto => ranges <= Self::FEW,
+            Self::Before => true,
+            Self::Beside | Self::Off => false,
+        }
+    }
+
     fn parse(text: &str) -> Option<Self> {
         match text {
+            "auto" => Some(Self::Auto),
             "before" => Some(Self::Before),
             "beside" => Some(Self::Beside),
             "off" => Some(Self::Off),

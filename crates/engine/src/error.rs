@@ -84,6 +84,16 @@ pub enum RangeError {
         /// First byte that both write.
         addr: u64,
     },
+    /// The same, as a device finds it out: it does not know which the other range is.
+    #[error(
+        "range {index} writes a byte at its {side} end that another range writes, too: put them in two batches (MC_KVFERRY_OVERLAP_CHECK=before names both)"
+    )]
+    DestinationShared {
+        /// Position of the range.
+        index: usize,
+        /// Which end is written.
+        side: Side,
+    },
     /// One range reads what another (or itself) writes; copies of one batch have no order.
     #[error(
         "range {reader} reads address {addr:#x}, which range {writer} writes: put them in two batches"

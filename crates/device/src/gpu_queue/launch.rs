@@ -20,6 +20,8 @@ impl<D: Driver> GpuQueue<D> {
         // SAFETY: the caller's contract.
         unsafe { self.copy(open, work.first) }?;
         if work.kernel && self.kernel() {
+            let destinations = work.destinations.as_deref_mut();
+            open.claiming = destinations.and_then(|it| self.begin_claims(it, open.max_grid_blocks));
             // SAFETY: the caller's contract.
             unsafe { self.launch_pieces(open, work.pieces) }?;
             // SAFETY: the caller's contract.
@@ -78,7 +80,8 @@ impl<D: Driver> GpuQueue<D> {
         if count == 0 {
             return Ok(());
         }
-        if count <= INLINE_DESCRIPTORS && count < few_at_most {
+        let claims = open.claiming.is_some();
+        if count <= INLINE_DESCRIPTORS && count < few_at_most && !claims {
             let blocks = self.blocks(open, Entry::Inline, count as u32);
             let stream = self.use_stream(open);
             // SAFETY: the caller's contract.
@@ -103,7 +106,12 @@ impl<D: Driver> GpuQueue<D> {
             let descriptors = self.slot_address(slot);
             // SAFETY: the caller's contract; the slot stays as it is until its event fires or the
             // submission is done, because only then it becomes free.
-            unsafe { self.device.driver.launch(stream, descriptors, count as u32, blocks) }?;
+            unsafe {
+                match claims {
+                    true => self.launch_claimed(open, stream, descriptors, count as u32),
+                    false => self.device.driver.launch(stream, descriptors, count as u32, blocks),
+                }
+            }?;
             open.reader = Some(stream);
             // Filling stops only at the end of the room or of the source.
             if count < room {

@@ -49,7 +49,7 @@ use crate::driver::{Driver, Pinned};
 use crate::error::{Error, Result};
 use crate::exports::Openings;
 use crate::gpu::GpuDevice;
-use crate::kernel::{self, BLOCK_THREADS, Entry};
+use crate::kernel::{self, BLOCK_THREADS, Claims, Entry};
 use crate::page_lock::LockedFile;
 use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
 
@@ -440,6 +440,29 @@ impl Driver for RocmDriver {
             [(&raw mut descriptors).cast(), (&raw mut count).cast()];
         // SAFETY: the kernel takes (u64, u32); the rest is the caller's contract.
         unsafe { self.launch_entry(stream, Entry::Ring, blocks, &mut arguments) }
+    }
+
+    unsafe fn launch_claimed(
+        &self,
+        stream: Stream,
+        descriptors: u64,
+        count: u32,
+        blocks: u32,
+        claims: &Claims,
+    ) -> Result<()> {
+        let (mut descriptors, mut count, mut claims) = (descriptors, count, *claims);
+        let mut arguments: [*mut c_void; 3] =
+            [(&raw mut descriptors).cast(), (&raw mut count).cast(), (&raw mut claims).cast()];
+        // SAFETY: the kernel takes (u64, u32, Claims); the rest is the caller's contract.
+        unsafe { self.launch_entry(stream, Entry::Claimed, blocks, &mut arguments) }
+    }
+
+    unsafe fn clear(&self, stream: Stream, addr: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe {
+            self.hip().hipMemsetD8Async(addr as sys::hipDeviceptr_t, 0, bytes as usize, stream.0)
+        }
+        .map_err(|failure| self.error(failure))
     }
 
     unsafe fn launch_inline(

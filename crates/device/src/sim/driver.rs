@@ -13,7 +13,7 @@ use crate::device::{Allocation, DeviceInfo, DeviceUuid, Export};
 use crate::driver::{Driver, Pinned};
 use crate::error::{Error, Result};
 use crate::host::{self, system_error, whole_pages};
-use crate::kernel::Entry;
+use crate::kernel::{Claims, Entry};
 use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
 use crate::software::{SharedMemory, expand, map, mirror, unmap};
 
@@ -416,6 +416,32 @@ impl Driver for SimDriver {
         self.control.works(stream, count.into(), blocks);
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.launch(stream, descriptors, count) };
+        Ok(())
+    }
+
+    unsafe fn launch_claimed(
+        &self,
+        stream: usize,
+        descriptors: u64,
+        count: u32,
+        blocks: u32,
+        claims: &Claims,
+    ) -> Result<()> {
+        self.call("launch_claimed")?;
+        self.check_launch(count as usize, blocks.saturating_sub(claims.blocks))?;
+        // SAFETY: the caller's contract: `count` descriptors lie there.
+        let copy = |at: usize| unsafe { (descriptors as *const CopyDescriptor).add(at).read() };
+        self.check_access("launch_claimed", (0..count as usize).map(copy))?;
+        self.control.works(stream, count.into(), blocks);
+        // SAFETY: the caller's contract.
+        unsafe { self.control.executor.launch_claimed(stream, descriptors, count, *claims) };
+        Ok(())
+    }
+
+    unsafe fn clear(&self, stream: usize, addr: u64, bytes: u64) -> Result<()> {
+        self.call("clear")?;
+        // SAFETY: the caller's contract.
+        unsafe { self.control.executor.clear(stream, addr, bytes) };
         Ok(())
     }
 

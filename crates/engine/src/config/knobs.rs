@@ -42,9 +42,9 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "MC_KVFERRY_OVERLAP_CHECK",
-        default: "before",
-        accepts: "before, beside or off",
-        about: "before refuses overlapping destinations; beside fails such a batch while it runs, 2 to 5 ns a piece sooner; off leaves their bytes undefined",
+        default: "auto",
+        accepts: "auto, before, beside or off",
+        about: "before refuses overlapping destinations; beside fails such a batch while it runs, 2 to 5 ns a piece sooner; auto is before up to 2048 ranges and for forms, else beside; off leaves their bytes undefined",
     },
     Knob {
         name: "MC_KVFERRY_STREAMS",

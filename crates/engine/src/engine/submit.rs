@@ -126,7 +126,8 @@ impl Engine {
         if let Some(error) = &submitted.failure {
             tracing::warn!(%error, "a batch failed while it was submitted");
         }
-        let Submitted { pending, paced, failure, bytes, path, choice, fallback, holds } = submitted;
+        let Submitted { pending, paced, failure, bytes, path, choice, fallback, holds, overlap } =
+            submitted;
         let transport = match (&transfer, choice) {
             (Some(_), _) if near.iter().any(|part| !part.copies.are_empty()) => Transport::Mixed,
             (Some(_), _) => Transport::Tcp,
@@ -137,7 +138,8 @@ impl Engine {
         let facts = Facts { fallback, ..Facts::new(parts, began, transport) };
         let _range = self.nvtx.as_ref().map(|nvtx| facts.range(nvtx, bytes));
         let told = Told { span: facts.span(parts, bytes), facts, _range };
-        let pending = AllPending { submissions: pending.into(), paced: paced.into(), transfer };
+        let (submissions, paced) = (pending.into(), paced.into());
+        let pending = AllPending { submissions, paced, transfer, overlap: overlap.map(Arc::new) };
         let id = self.batches.insert_running(pending, failure, bytes, (path, choice), holds, told);
         if let Some(notifier) = self.notifier.get() {
             notifier.wake();

@@ -22,6 +22,8 @@ pub use forms::{Form, FormPieces, Grid, Paged, Pages, Strided};
 pub use pieces::{Pieces, Relocations, Want};
 pub use strides::{SHORTEST_RUN, Strides, find_strides};
 
+use kvferry_device::Destinations;
+
 use crate::error::{RangeError, Side};
 use apart::Proofs;
 use overlap::{find_overlap, find_overwritten_source, overlap_is_possible};
@@ -189,6 +191,22 @@ pub struct Extent {
     ascending: bool,
     /// A byte is in two of them, if that was found out with the bounds.
     overlap: Option<bool>,
+}
+
+impl Extent {
+    /// The same of a plain list, for a device that finds out whether destinations overlap and sees
+    /// them `shift` further on. None if that is known.
+    pub fn destinations(&self, pieces: usize, shift: u64) -> Option<Destinations> {
+        let known = self.ascending || self.overlap.is_some() || self.union == 0;
+        (!known).then(|| Destinations {
+            low: self.low.wrapping_add(shift),
+            high: self.high.wrapping_add(shift),
+            granule: 1 << self.union.trailing_zeros(),
+            bytes: self.bytes,
+            pieces: pieces as u64,
+            verdict: None,
+        })
+    }
 }
 
 fn sweep_or_scan<const WRITE: bool>(

@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use kvferry_device::{CompactCopy, CopyDescriptor, CopySource, SliceSource, Vendor, Work};
+use kvferry_device::{
+    CompactCopy, CopyDescriptor, CopySource, Destinations, SliceSource, Vendor, Work,
+};
 
 use super::fences::Order;
 use super::lane::Lane;
@@ -90,7 +92,13 @@ impl<'a> Load<'a> {
         }
     }
 
+    /// Whether it is the pieces of a list and nothing else.
+    pub(super) fn is_pieces(&self) -> bool {
+        self.has_pieces && self.compact.is_empty() && self.large.is_empty()
+    }
+
     /// Submits loads of checked plans, whose memory the caller keeps until the batch ends.
+    /// `destinations` are those of the one load, if the device is to look at them.
     ///
     /// # Errors
     /// If nothing was started; else the failure is in `submitted`.
@@ -103,6 +111,7 @@ impl<'a> Load<'a> {
         kernel: bool,
         max_grid_blocks: u32,
         order: Order<'_>,
+        mut destinations: Option<&mut Destinations>,
         submitted: &mut Submitted,
     ) -> Result<()> {
         let vendor = lane.device.info().vendor;
@@ -117,6 +126,7 @@ impl<'a> Load<'a> {
                 after: order.after,
                 behind: order.behind,
                 max_grid_blocks,
+                destinations: destinations.as_deref_mut(),
                 ..Work::pieces(&mut *load.pieces)
             };
             // SAFETY: the caller's contract.

@@ -1,10 +1,13 @@
 //! The check of a batch for overlaps, made when it holds up the least: at the latest before a byte is
-//! written that anybody sees.
+//! written that anybody sees, or by the device beside its copies.
 
 use crate::config::OverlapCheck;
 use crate::error::Result;
 use crate::plan::{Extent, Scratch, check_form_overlaps, check_overlaps};
 use crate::request::{Copies, Part};
+
+/// Ranges of the shortest list that is checked by the device: it costs the host two calls.
+const FEWEST_FOR_DEVICE: usize = 4096;
 
 /// A part of a batch whose bounds are checked.
 pub(super) struct Bounded<'a> {
@@ -21,6 +24,7 @@ pub(super) struct Bounded<'a> {
 pub(super) struct Overlaps<'a> {
     when: OverlapCheck,
     parts: Vec<Bounded<'a>>,
+    /// Those that are checked before the copies passed.
     passed: bool,
 }
 
@@ -29,28 +33,58 @@ impl<'a> Overlaps<'a> {
         Self { when, parts, passed: false }
     }
 
-    /// Makes the check, unless it was made or is not to be made before the copies.
+    /// Whether the check is for a device that copies all of the batch: it costs more than having the
+    /// device make it, and need not be over before the copies.
+    pub(super) fn suit_device(&self) -> bool {
+        match &self.parts[..] {
+            [Bounded { part: Part { copies: Copies::Ranges(ranges), .. }, .. }] => {
+                ranges.len() >= FEWEST_FOR_DEVICE
+                    && self.when != OverlapCheck::Off
+                    && !self.when.is_before(ranges.len())
+            }
+            _ => false,
+        }
+    }
+
+    /// The device makes the check.
+    pub(super) fn leave_to_device(&mut self) {
+        self.parts.clear();
+    }
+
+    /// Checks the parts that are to be checked before the copies, unless that was done.
     ///
     /// # Errors
     /// The first overlap's.
     pub(super) fn check_before(&mut self) -> Result<()> {
-        if self.when == OverlapCheck::Before && !self.passed {
-            self.check()?;
+        if !self.passed {
+            self.check(true)?;
             self.passed = true;
         }
         Ok(())
     }
 
-    /// Makes the check, if it is to be made beside the copies.
+    /// Checks the parts that are to be checked beside the copies.
     ///
     /// # Errors
     /// The first overlap's.
     pub(super) fn check_beside(&mut self) -> Result<()> {
-        if self.when == OverlapCheck::Beside { self.check() } else { Ok(()) }
+        self.check(false)
     }
 
-    fn check(&mut self) -> Result<()> {
+    fn check(&mut self, before: bool) -> Result<()> {
+        if self.when == OverlapCheck::Off {
+            return Ok(());
+        }
+        let when = self.when;
         for Bounded { part, extent, one_space, scratch } in &mut self.parts {
+            // Forms say by their strides that they do not overlap: no piece of them is looked at.
+            let ranges = match part.copies {
+                Copies::Ranges(ranges) => ranges.len(),
+                Copies::Strided(_) | Copies::Paged(_) => 0,
+            };
+            if when.is_before(ranges) != before {
+                continue;
+            }
             let (op, one_space) = (part.op, *one_space);
             match (part.copies, extent) {
                 (Copies::Ranges(ranges), Some(extent)) => {

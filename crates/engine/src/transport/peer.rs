@@ -17,7 +17,7 @@ use super::fences::Behind;
 use super::lane::Lane;
 use super::offload::{Choice, Offload, Paced};
 use super::overlaps::{Bounded, Overlaps};
-use crate::batch::{Holds, Path, Pending};
+use crate::batch::{Holds, OverlapVerdict, Path, Pending};
 use crate::config::{Config, OverlapCheck};
 use crate::ended::Fallback;
 use crate::error::{Error, Result};
@@ -61,6 +61,8 @@ pub(crate) struct Submitted {
     pub(crate) choice: Option<Choice>,
     pub(crate) fallback: Option<Fallback>,
     pub(crate) holds: Holds,
+    /// Whether destinations overlap, if the device finds out.
+    pub(crate) overlap: Option<OverlapVerdict>,
 }
 
 impl Submitted {
@@ -68,8 +70,8 @@ impl Submitted {
     pub(crate) fn nothing() -> Self {
         let holds = Holds::default();
         let (pending, paced) = (Vec::new(), Vec::new());
-        let (failure, path, choice, fallback) = (None, Path::None, None, None);
-        Self { pending, paced, failure, bytes: 0, path, choice, fallback, holds }
+        let (failure, path, choice, fallback, overlap) = (None, Path::None, None, None, None);
+        Self { pending, paced, failure, bytes: 0, path, choice, fallback, holds, overlap }
     }
 
     /// Whether nothing runs, or will.
@@ -85,6 +87,7 @@ impl Submitted {
         self.path = self.path.and(more.path);
         self.choice = self.choice.or(more.choice);
         self.fallback = self.fallback.or(more.fallback);
+        self.overlap = self.overlap.take().or(more.overlap);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvferry_device::{CompactCopy, CompactEnd};
+use kvferry_device::{CompactCopy, CompactEnd, Destinations};
 
 use super::offload::Direction;
 use crate::error::{Result, Side};
@@ -143,17 +143,34 @@ impl RangePlan<'_> {
         Pieces::new(self.op, ranges, local, remote, relocations, want, &self.checked, &self.limits)
     }
 
+    /// What the device that copies needs to find out whether destinations overlap, if it can and nobody
+    /// knows.
+    pub(super) fn destinations(&self) -> Option<Destinations> {
+        if !self.checked.plain || self.one_space {
+            return None;
+        }
+        let Shift { local, remote } = self.shift()?;
+        let shift = match self.op {
+            Op::Write => remote,
+            Op::Read => local,
+        };
+        self.extent.destinations(self.ranges.len(), shift)
+    }
+
+    /// Of a plain list.
+    fn shift(&self) -> Option<Shift> {
+        let first = self.ranges.first()?;
+        let local = window_of(&self.place.local.windows, first.local)?;
+        let remote = window_of(self.place.remote.windows(), first.remote)?;
+        Some(self.place.shift(local, remote))
+    }
+
     /// Runs that were found in the list, which is plain and so has one window a side.
     pub(super) fn compact<'b>(
         &self,
         strides: &'b Strides,
     ) -> impl Iterator<Item = CompactCopy<'b>> {
-        let shift = self.ranges.first().and_then(|first| {
-            let local = window_of(&self.place.local.windows, first.local)?;
-            let remote = window_of(self.place.remote.windows(), first.remote)?;
-            Some(self.place.shift(local, remote))
-        });
-        let (op, shift) = (self.op, shift.unwrap_or_default());
+        let (op, shift) = (self.op, self.shift().unwrap_or_default());
         strides.runs.iter().flat_map(move |run| compact_copies(op, run.grid(), shift))
     }
 }

@@ -203,7 +203,7 @@ pub(super) fn start_kernel(
     let loads = parts.iter().map(|&(plan, strides)| Load::of(plan, strides, true, batch_min));
     let loads = Load::joined(loads.collect());
     // SAFETY: as in `start_staged`.
-    unsafe { Load::submit(loads, lane, true, host_grid(lane), order, submitted) }
+    unsafe { Load::submit(loads, lane, true, host_grid(lane), order, None, submitted) }
 }
 
 /// Blocks of a launch on host memory: what the environment or the program says, if either does.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use kvferry_device::{Device, DeviceUuid, Vendor, host_uuid};
 
 use super::{Peer, Scratches};
-use crate::config::OverlapCheck;
 use crate::error::{Error, RangeError, Result, Side};
 use crate::plan::{
     Form, Limits, Op, Range, Scratch, check_bounds, check_bounds_and_mark, check_form_bounds,
@@ -56,7 +55,7 @@ impl Peer {
         let first = ranges.iter().find(|range| range.len > 0).map_or(0, |range| range.local);
         let begins_on = if local.windows.is_empty() { 0 } else { local.device_at(first) };
         let mut limits = self.limits(begins_on);
-        let overlaps_too = self.overlap_check == OverlapCheck::Before;
+        let overlaps_too = self.overlap_check.is_before(ranges.len());
         let check_bounds_now = if overlaps_too { check_bounds_and_mark } else { check_bounds };
         let (mut checked, extent) =
             check_bounds_now(op, ranges, &local.windows, remote.windows(), &limits, scratch)?;

@@ -2,13 +2,13 @@
 
 use std::sync::PoisonError;
 
-use kvferry_device::Capabilities;
+use kvferry_device::{Capabilities, Vendor};
 
 use super::{Peer, Submitted};
-use crate::batch::Holds;
+use crate::batch::{Holds, OverlapVerdict};
 use crate::ended::Fallback;
-use crate::error::{Error, Result};
-use crate::plan::Strides;
+use crate::error::{Error, Result, Side};
+use crate::plan::{Op, Strides};
 use crate::request::SubmitOptions;
 use crate::transport::fences::{Behind, Order};
 use crate::transport::lane::Lane;
@@ -92,9 +92,27 @@ impl Peer {
         submitted.bytes = parts.iter().map(|(plan, _)| plan.bytes()).sum();
         let grid = lane.tuning.values.max_grid_blocks;
         let loads = Load::joined(loads.collect());
+        let mut destinations = match (&parts[..], &loads[..]) {
+            ([(Plan::Ranges(plan), _)], [load]) if kernel && load.is_pieces() => {
+                let on_gpu = lane.device.info().vendor != Vendor::Host;
+                (on_gpu && overlaps.suit_device()).then(|| plan.destinations()).flatten()
+            }
+            _ => None,
+        };
         // SAFETY: every copy was found inside registered memory, which its registrant keeps; the holds
         // keep regions registered and peers mapped until the queue says that this is done.
-        unsafe { Load::submit(loads, lane, kernel, grid, order, &mut submitted) }?;
+        unsafe {
+            Load::submit(loads, lane, kernel, grid, order, destinations.as_mut(), &mut submitted)
+        }?;
+        let verdict = destinations.and_then(|destinations| destinations.verdict);
+        if let (Some(verdict), Some((plan, _))) = (verdict, parts.first()) {
+            overlaps.leave_to_device();
+            let side = match plan.op() {
+                Op::Write => Side::Remote,
+                Op::Read => Side::Local,
+            };
+            submitted.overlap = Some(OverlapVerdict { verdict, side });
+        }
         Ok(submitted)
     }
 
