@@ -44,7 +44,7 @@ pub const KNOBS: &[Knob] = &[
         name: "MC_KVFERRY_OVERLAP_CHECK",
         default: "auto",
         accepts: "auto, before, beside or off",
-        about: "before refuses overlapping destinations; beside fails such a batch while it runs, 2 to 5 ns a piece sooner; auto is before up to 2048 ranges and for forms, else beside; off leaves their bytes undefined",
+        about: "overlapping destinations: before refuses them; beside fails such a batch while it runs, and lets its copies begin 2 to 5 ns a range sooner; auto is before for forms and up to 2048 ranges, else beside; off leaves their bytes undefined",
     },
     Knob {
         name: "MC_KVFERRY_STREAMS",
