@@ -884,3 +884,35 @@ fn neighbouring_pages_of_all_layers_are_one_2d_copy_of_wider_rows() {
         assert_eq!(calls() - before, 2, "the form, {way:?}");
     }
 }
+
+#[test]
+fn runs_of_a_list_are_a_dma_each_and_what_lies_between_them_is_copied_by_itself() {
+    let (device, control) = simulated();
+    let bench = Bench::new(&device, SMALL, 3 << 20);
+    let (layers, len) = (80u64, 512u64);
+    // Pages of all layers, one of them from its last layer to its first, with pieces of other lengths
+    // before, between and behind.
+    let page = |number: u64| {
+        move |layer: u64| (layer * 16_384 + number * 2048, (number * layers + layer) * len, len)
+    };
+    let odd = |number: u64| {
+        let at = (2 << 20) + number * 8192;
+        [(at, at + 64, 100), (at + 4096, at + 1000, 300)]
+    };
+    let mut pieces: Pieces = odd(0).to_vec();
+    for number in [3, 0, 2, 1] {
+        let page: Pieces = (0..layers).map(page(number)).collect();
+        match number {
+            2 => pieces.extend(page.iter().rev()),
+            _ => pieces.extend(page),
+        }
+        pieces.extend(odd(1 + number));
+    }
+    for way in WAYS {
+        let ranges: Vec<_> = pieces.iter().map(|&piece| way.range(&bench, piece)).collect();
+        let before = (control.calls("copy_rows"), control.calls("copy"));
+        bench.check(way, &ranges, &pieces, &asks(OffloadMode::Direct));
+        let calls = (control.calls("copy_rows") - before.0, control.calls("copy") - before.1);
+        assert_eq!(calls, (4, 10), "{way:?}");
+    }
+}

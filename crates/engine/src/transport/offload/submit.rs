@@ -1,5 +1,6 @@
 //! How each way hands a batch to its queue.
 
+use std::slice;
 use std::sync::Arc;
 
 use kvferry_device::{
@@ -143,6 +144,32 @@ fn split(blocks: Vec<Rows>, compact: &mut Vec<CompactCopy<'_>>, large: &mut Vec<
     }
 }
 
+/// A run of a list of ranges.
+fn rows_of(run: &CompactCopy<'_>) -> Rows {
+    Rows {
+        src: run.src.addr,
+        dst: run.dst.addr,
+        len: run.len,
+        src_pitch: run.src.row_stride,
+        dst_pitch: run.dst.row_stride,
+        count: run.rows.into(),
+    }
+}
+
+fn append_all(blocks: &mut Vec<Rows>, pieces: &mut dyn CopySource, borders: &Borders) {
+    let mut some = [CopyDescriptor::default(); 256];
+    loop {
+        let count = pieces.fill(&mut some);
+        if count == 0 {
+            break;
+        }
+        for piece in &some[..count] {
+            append(blocks, *piece, borders);
+        }
+    }
+    close(blocks, borders);
+}
+
 /// One DMA for each piece and block of rows.
 pub(super) fn start_direct(
     lane: &Arc<Lane>,
@@ -152,24 +179,26 @@ pub(super) fn start_direct(
 ) -> Result<()> {
     let mut large = Vec::new();
     let mut compact: Vec<CompactCopy<'_>> = Vec::new();
-    for &(plan, _) in parts {
+    for &(plan, strides) in parts {
         match plan {
             Plan::Forms(plan) => compact.extend(&plan.copies),
             Plan::Ranges(ranges) => {
                 let borders = Borders::of(&[plan]);
-                let mut pieces = ranges.pieces(Want::All);
-                let mut some = [CopyDescriptor::default(); 256];
                 let mut blocks: Vec<Rows> = Vec::new();
-                loop {
-                    let count = pieces.fill(&mut some);
-                    if count == 0 {
-                        break;
-                    }
-                    for piece in &some[..count] {
-                        append(&mut blocks, *piece, &borders);
-                    }
+                // Runs were found already, and to look at each of their pieces again takes longer.
+                for run in ranges.compact(strides) {
+                    blocks.push(rows_of(&run));
+                    close(&mut blocks, &borders);
                 }
-                close(&mut blocks, &borders);
+                let whole = 0..ranges.ranges.len();
+                let rest = match strides.runs.is_empty() {
+                    true => slice::from_ref(&whole),
+                    false => &strides.rest[..],
+                };
+                for slice in rest {
+                    let mut pieces = ranges.pieces_of(&ranges.ranges[slice.clone()], Want::All);
+                    append_all(&mut blocks, &mut pieces, &borders);
+                }
                 split(blocks, &mut compact, &mut large);
             }
         }
