@@ -390,7 +390,7 @@ impl<D: Driver> Queue for GpuQueue<D> {
         let mut open = Open {
             started: false,
             streams: 0,
-            in_order: !(work.first.is_empty() && work.last.is_empty()),
+            in_order: work.one_stream || !(work.first.is_empty() && work.last.is_empty()),
             turn: None,
             turns: [None; 2],
             last_stream: self.next_stream,

@@ -137,6 +137,8 @@ pub struct Work<'a> {
     /// Whether the kernel may run. Where it may not, or where there is none, a piece is one DMA
     /// and a compact copy as few 2-D DMAs as its strides allow.
     pub kernel: bool,
+    /// All of it runs on one stream.
+    pub one_stream: bool,
     /// What has to be done before the first byte is read or written.
     pub after: Option<Producer>,
     /// Submissions of queues of the same device that have to be done before that, too. The device
@@ -216,6 +218,7 @@ impl<'a> Work<'a> {
             last: &[],
             staged: None,
             kernel: true,
+            one_stream: false,
             after: None,
             behind: &[],
             max_grid_blocks: u32::MAX,
@@ -233,6 +236,7 @@ impl Debug for Work<'_> {
             .field("last", &self.last.len())
             .field("staged", &self.staged.is_some())
             .field("kernel", &self.kernel)
+            .field("one_stream", &self.one_stream)
             .field("after", &self.after)
             .field("behind", &self.behind.len())
             .field("destinations", &self.destinations)

@@ -916,3 +916,17 @@ fn runs_of_a_list_are_a_dma_each_and_what_lies_between_them_is_copied_by_itself(
         assert_eq!(calls, (4, 10), "{way:?}");
     }
 }
+
+#[test]
+fn the_dmas_of_a_direct_batch_are_all_on_one_stream() {
+    let (device, control) = simulated();
+    let bench = Bench::new(&device, SMALL, 1 << 20);
+    let (ranges, pieces) = scattered(&bench, WAYS[0], 100);
+    let calls = || control.work().streams.into_iter().map(|(stream, work)| (stream, work.calls));
+    for _ in 0..4 {
+        let before: Vec<_> = calls().collect();
+        bench.check(WAYS[0], &ranges, &pieces, &asks(OffloadMode::Direct));
+        let used = calls().filter(|now| now.1 > 0 && !before.contains(now)).count();
+        assert_eq!(used, 1);
+    }
+}

@@ -208,6 +208,7 @@ pub(super) fn start_direct(
         compact: &compact,
         large: &large,
         kernel: false,
+        one_stream: true,
         after: order.after,
         behind: order.behind,
         ..Work::pieces(&mut nothing)
