@@ -5,6 +5,7 @@
 
 mod claims;
 mod compact;
+mod locked;
 mod memory;
 mod ordering;
 mod pieces;
@@ -19,6 +20,7 @@ use crate::{CopyDescriptor, CopySource, Device, Memory, Queue, QueueOptions, Tic
 
 pub use claims::*;
 pub use compact::*;
+pub use locked::*;
 pub use memory::*;
 pub use ordering::*;
 pub use pieces::*;
@@ -48,6 +50,8 @@ macro_rules! device_conformance {
                 staged_work_passes_two_buffers_whole
                 staged_work_waits_for_what_uses_its_buffers
                 pinned_memory_is_seen_by_the_processor_and_the_device
+                copies_cross_the_pages_that_are_locked_alone
+                copies_cross_from_locked_memory_into_its_neighbour
                 an_empty_submission_completes
                 every_submission_completes_and_stays_complete
                 compact_copies_of_random_form_arrive_whole_and_alone

@@ -314,6 +314,52 @@ fn host_memory_is_registered_once_and_only_where_there_is_some() {
 }
 
 #[test]
+fn a_copy_that_leaves_a_registration_is_refused_in_one_row_and_in_many() {
+    let hip = Hip::load();
+    let host = vec![0_u8; 3 * LEN];
+    let [first, second, third] =
+        [0, LEN, 2 * LEN].map(|at| host.as_ptr().wrapping_add(at).cast_mut().cast::<c_void>());
+    let (device, stream) = (hip.allocate(3 * LEN), hip.stream(hipStreamNonBlocking));
+    let rows = |dst, src, width, height| {
+        let (pitch, kind) = (LEN / 4, hipMemcpyDefault);
+        // SAFETY: the memory outlives the copies, which are waited for below.
+        unsafe { hip.library.hipMemcpy2DAsync(dst, pitch, src, pitch, width, height, kind, stream) }
+    };
+    let copy = |dst, src, len| {
+        // SAFETY: as above.
+        unsafe { hip.library.hipMemcpyAsync(dst, src, len, hipMemcpyDefault, stream) }
+    };
+    // SAFETY: the memory lives.
+    unsafe {
+        assert_eq!(hip.library.hipHostRegister(first, LEN, 0), 0);
+        assert_eq!(hip.library.hipHostRegister(second, LEN, 0), 0);
+    }
+    let refused = hipErrorInvalidValue;
+    for (host, len, said) in [
+        (first, LEN, 0),
+        (second, LEN, 0),
+        (third, LEN, 0),
+        (first, LEN + 1, refused),
+        (second, LEN + 1, refused),
+        (first.wrapping_byte_add(LEN - 1), 2, refused),
+    ] {
+        assert_eq!([copy(host, device, len), copy(device, host, len)], [said; 2], "{len} bytes");
+    }
+    let before = second.wrapping_byte_sub(LEN / 4);
+    for (host, count, said) in [(first, 4, 0), (first, 5, refused), (before, 2, refused)] {
+        assert_eq!([rows(host, device, 8, count), rows(device, host, 8, count)], [said; 2]);
+    }
+    // SAFETY: the stream lives.
+    unsafe {
+        assert_eq!(hip.library.hipStreamSynchronize(stream), 0);
+        assert_eq!(hip.library.hipHostUnregister(second), 0);
+    }
+    assert_eq!(copy(third.wrapping_byte_sub(1), device, 2), 0, "nobody's memory");
+    // SAFETY: as above.
+    assert_eq!(unsafe { hip.library.hipStreamSynchronize(stream) }, 0);
+}
+
+#[test]
 fn memory_runs_out() {
     alone("memory_runs_out", &[("KVFERRY_HIP_SHIM_MEMORY", "1048576")], || {
         let hip = Hip::load();

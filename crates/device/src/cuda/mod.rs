@@ -187,6 +187,11 @@ impl CudaDriver {
     }
 }
 
+/// Of a copy that crosses the border of a lock, among others.
+fn is_refusal(failure: &Failure) -> bool {
+    failure.is(sys::CUresult::CUDA_ERROR_INVALID_VALUE)
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Stream(sys::CUstream);
 
@@ -277,7 +282,7 @@ impl Driver for CudaDriver {
             Export::Chunks { chunks, len } => self.open_chunks(chunks, len)?,
             Export::Pool { fd, bytes, len } => self.open_pool(fd, &bytes, len)?,
             Export::File { fd, len } => {
-                let (addr, file) = LockedFile::open(&self.context, fd, len)?;
+                let (addr, file) = LockedFile::open(&LOCKS, &self.context, fd, len)?;
                 (addr, Opened::Host(file))
             }
         };
@@ -403,10 +408,12 @@ impl Driver for CudaDriver {
         if len == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's contract. With unified addresses the driver finds out by itself
-        // what each side is.
-        unsafe { self.cuda().cuMemcpyAsync(dst, src, len as usize, stream.0) }
-            .map_err(|failure| self.error(failure))
+        let copy = |dst, src, len| {
+            // SAFETY: the caller's contract. With unified addresses the driver finds out by itself
+            // what each side is.
+            unsafe { self.cuda().cuMemcpyAsync(dst, src, len as usize, stream.0) }
+        };
+        LOCKS.copy([dst, src], len, is_refusal, copy).map_err(|failure| self.error(failure))
     }
 
     unsafe fn copy_rows(&self, stream: Stream, rows: Rows) -> Result<bool> {
@@ -436,9 +443,10 @@ impl Driver for CudaDriver {
             dstArray: std::ptr::null_mut(),
         };
         // SAFETY: the caller's contract, for every row; the driver copies what `copy` says.
-        unsafe { self.cuda().cuMemcpy2DAsync_v2(&copy, stream.0) }
-            .map_err(|failure| self.error(failure))?;
-        Ok(true)
+        match unsafe { self.cuda().cuMemcpy2DAsync_v2(&copy, stream.0) } {
+            Err(failure) if is_refusal(&failure) && LOCKS.cross(rows) => Ok(false),
+            copied => copied.map(|()| true).map_err(|failure| self.error(failure)),
+        }
     }
 
     unsafe fn launch(
@@ -504,10 +512,14 @@ impl Driver for CudaDriver {
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: the caller's contract; `bytes` outlives the copy, which is waited for below.
-        let copied = unsafe {
-            self.cuda().cuMemcpyHtoDAsync_v2(addr, bytes.as_ptr().cast(), bytes.len(), stream.0)
+        let copy = |dst, src, len| {
+            // SAFETY: the caller's contract; `bytes` outlives the copy, which is waited for below.
+            unsafe {
+                self.cuda().cuMemcpyHtoDAsync_v2(dst, src as *const _, len as usize, stream.0)
+            }
         };
+        let sides = [addr, bytes.as_ptr().expose_provenance() as u64];
+        let copied = LOCKS.copy(sides, bytes.len() as u64, is_refusal, copy);
         self.finish(stream, copied)
     }
 
@@ -515,10 +527,12 @@ impl Driver for CudaDriver {
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: the caller's contract; `bytes` outlives the copy, which is waited for below.
-        let copied = unsafe {
-            self.cuda().cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), addr, bytes.len(), stream.0)
+        let copy = |dst, src, len| {
+            // SAFETY: the caller's contract; `bytes` outlives the copy, which is waited for below.
+            unsafe { self.cuda().cuMemcpyDtoHAsync_v2(dst as *mut _, src, len as usize, stream.0) }
         };
+        let sides = [bytes.as_mut_ptr().expose_provenance() as u64, addr];
+        let copied = LOCKS.copy(sides, bytes.len() as u64, is_refusal, copy);
         self.finish(stream, copied)
     }
 }

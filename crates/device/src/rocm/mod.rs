@@ -179,6 +179,11 @@ impl RocmDriver {
     }
 }
 
+/// Of a copy that crosses the border of a lock, among others.
+fn is_refusal(failure: &Failure) -> bool {
+    failure.is(sys::hipErrorInvalidValue)
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Stream(sys::hipStream_t);
 
@@ -272,7 +277,7 @@ impl Driver for RocmDriver {
                 return Err(self.bad_export("it is of a memory pool, and HIP exports none"));
             }
             Export::File { fd, len } => {
-                let (addr, file) = LockedFile::open(&self.context, fd, len)?;
+                let (addr, file) = LockedFile::open(&LOCKS, &self.context, fd, len)?;
                 (addr, Opened::Host(file))
             }
         };
@@ -399,8 +404,7 @@ impl Driver for RocmDriver {
             return Ok(());
         }
         // SAFETY: the caller's contract.
-        unsafe { self.copy_bytes(stream, dst as *mut c_void, src as *const c_void, len as usize) }
-            .map_err(|failure| self.error(failure))
+        unsafe { self.copy_bytes(stream, dst, src, len) }.map_err(|failure| self.error(failure))
     }
 
     unsafe fn copy_rows(&self, stream: Stream, rows: Rows) -> Result<bool> {
@@ -412,7 +416,7 @@ impl Driver for RocmDriver {
             return Ok(false);
         }
         // SAFETY: the caller's contract, for every row.
-        unsafe {
+        let copied = unsafe {
             self.hip().hipMemcpy2DAsync(
                 dst as *mut c_void,
                 dst_pitch as usize,
@@ -423,9 +427,11 @@ impl Driver for RocmDriver {
                 sys::hipMemcpyDefault,
                 stream.0,
             )
+        };
+        match copied {
+            Err(failure) if is_refusal(&failure) && LOCKS.cross(rows) => Ok(false),
+            copied => copied.map(|()| true).map_err(|failure| self.error(failure)),
         }
-        .map_err(|failure| self.error(failure))?;
-        Ok(true)
     }
 
     unsafe fn launch(
@@ -493,9 +499,9 @@ impl Driver for RocmDriver {
         if bytes.is_empty() {
             return Ok(());
         }
-        let (to, from) = (addr as *mut c_void, bytes.as_ptr().cast());
+        let (host, len) = (bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64);
         // SAFETY: the caller's contract; `bytes` outlives the copy, which is waited for below.
-        let copied = unsafe { self.copy_bytes(stream, to, from, bytes.len()) };
+        let copied = unsafe { self.copy_bytes(stream, addr, host, len) };
         self.finish(stream, copied)
     }
 
@@ -503,9 +509,9 @@ impl Driver for RocmDriver {
         if bytes.is_empty() {
             return Ok(());
         }
-        let (to, from) = (bytes.as_mut_ptr().cast(), addr as *const c_void);
+        let (host, len) = (bytes.as_mut_ptr().expose_provenance() as u64, bytes.len() as u64);
         // SAFETY: the caller's contract; `bytes` outlives the copy, which is waited for below.
-        let copied = unsafe { self.copy_bytes(stream, to, from, bytes.len()) };
+        let copied = unsafe { self.copy_bytes(stream, host, addr, len) };
         self.finish(stream, copied)
     }
 }
@@ -518,12 +524,16 @@ impl RocmDriver {
     unsafe fn copy_bytes(
         &self,
         stream: Stream,
-        dst: *mut c_void,
-        src: *const c_void,
-        len: usize,
+        dst: u64,
+        src: u64,
+        len: u64,
     ) -> Result<(), Failure> {
-        // SAFETY: the caller's contract.
-        unsafe { self.hip().hipMemcpyAsync(dst, src, len, sys::hipMemcpyDefault, stream.0) }
+        LOCKS.copy([dst, src], len, is_refusal, |dst, src, len| {
+            let (dst, src) = (dst as *mut c_void, src as *const c_void);
+            let kind = sys::hipMemcpyDefault;
+            // SAFETY: the caller's contract.
+            unsafe { self.hip().hipMemcpyAsync(dst, src, len as usize, kind, stream.0) }
+        })
     }
 
     /// # Safety

@@ -43,6 +43,12 @@ impl Rows {
         if self.src == 0 || self.dst == 0 {
             return Err(hipErrorInvalidValue);
         }
+        for (addr, pitch) in [(self.dst, self.dst_pitch), (self.src, self.src_pitch)] {
+            let len = (self.count - 1).saturating_mul(pitch).saturating_add(self.width);
+            if memory().leaves_registered(addr as u64, len as u64) {
+                return Err(hipErrorInvalidValue);
+            }
+        }
         // SAFETY: who calls a copy of HIP promises both ranges until the stream is past it.
         let copy = move || unsafe { self.copy() };
         submit(stream, Work::Run(Box::new(copy))).map(drop)

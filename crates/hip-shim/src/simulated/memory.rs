@@ -120,6 +120,22 @@ impl Memory {
         before.is_some_and(|(_, range)| range.base + range.len > base)
     }
 
+    /// Whether memory at `addr` has a part in a registration and a part that is not in it: what
+    /// copies of AMD's library and of NVIDIA's driver refuse.
+    pub(super) fn leaves_registered(&self, addr: u64, len: u64) -> bool {
+        let Some(end) = addr.checked_add(len) else { return true };
+        let mut touched = self
+            .ranges
+            .range(..end)
+            .rev()
+            .map(|(_, range)| range)
+            .take_while(|range| range.base + range.len > addr);
+        touched.any(|range| {
+            matches!(range.kind, Kind::Registered)
+                && (addr < range.base || end > range.base + range.len)
+        })
+    }
+
     pub(super) fn insert(
         &mut self,
         base: u64,
