@@ -92,7 +92,7 @@ impl Peer {
         submitted.bytes = parts.iter().map(|(plan, _)| plan.bytes()).sum();
         let grid = lane.tuning.values.max_grid_blocks;
         let loads = Load::joined(loads.collect());
-        let mut destinations = match (&parts[..], &loads[..]) {
+        let mut destinations = match (parts, &loads[..]) {
             ([(Plan::Ranges(plan), _)], [load]) if kernel && load.is_pieces() => {
                 let on_gpu = lane.device.info().vendor != Vendor::Host;
                 (on_gpu && overlaps.suit_device()).then(|| plan.destinations()).flatten()
