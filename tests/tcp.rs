@@ -6,6 +6,7 @@ mod cases;
 #[allow(dead_code, reason = "some orders are of mappings alone")]
 mod peer_process;
 
+use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use kvferry::{Consumer, Error, Op, Part, Producer, Range, State, SubmitOptions};
@@ -30,13 +31,25 @@ fn peer_process() {
     peer_process::serve();
 }
 
+/// Orders hold streams, and a stream that is held may hold up others of the process: each of them runs
+/// while no other case does.
+static ALONE: RwLock<()> = RwLock::new(());
+
 macro_rules! over_tcp {
     (on { $( $(#[$when:meta])* $name:ident: $kind:expr; )* } $from:ident $cases:tt) => {
         $( $(#[$when])* mod $name { over_tcp!(@cases $kind, $from, $cases); } )*
     };
+    (@cases $kind:expr, orders, { $($case:ident)* }) => {
+        $(#[test]
+        fn $case() {
+            let _alone = super::ALONE.write().unwrap_or_else(super::PoisonError::into_inner);
+            super::run($kind, super::orders::$case);
+        })*
+    };
     (@cases $kind:expr, $from:ident, { $($case:ident)* }) => {
         $(#[test]
         fn $case() {
+            let _others = super::ALONE.read();
             super::run($kind, super::$from::$case);
         })*
     };
