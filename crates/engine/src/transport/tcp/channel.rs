@@ -33,9 +33,9 @@ const PIECES: usize = 1000;
 const TICK: Duration = Duration::from_millis(50);
 const IDLE: Duration = Duration::from_millis(500);
 
-/// How long a lane that waits for a copy alone looks for its end before it sleeps: to fall asleep and to
-/// be woken takes about as long as a small copy.
-const SPIN: Duration = Duration::from_micros(50);
+/// How long a lane that waits for a copy alone looks for its end before it sleeps. A copy takes 0.1 to
+/// 0.5 ms on a GPU that others use, too, and whoever sleeps hears of its end 30 us later (H200).
+const SPIN: Duration = Duration::from_micros(300);
 
 /// How long a closed connection says its last words.
 const PARTING: Duration = Duration::from_secs(1);
