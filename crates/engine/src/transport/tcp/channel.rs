@@ -119,6 +119,7 @@ impl Channel {
         lanes: usize,
         wake: Arc<Notify>,
     ) -> Self {
+        socket::prepare(&stream);
         Self {
             stream,
             peer,

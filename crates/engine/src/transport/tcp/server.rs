@@ -206,7 +206,6 @@ async fn serve(
     door: Arc<Door>,
 ) {
     let Ok(stream) = TcpStream::from_std(stream) else { return };
-    let _ = stream.set_nodelay(true);
     let settings = responder::Settings {
         limits: tcp.limits,
         credits: tcp.limits.credits,

@@ -362,7 +362,6 @@ impl Lane {
             }
             Err(_) => return Loss::Gone(format!("{} does not answer", self.shared.address)),
         };
-        let _ = stream.set_nodelay(true);
         let staging: Arc<Staging> = Arc::clone(&tcp.staging);
         let peer = self.shared.peer.clone();
         let mut channel = Channel::new(stream, peer, staging, tcp.lanes, Arc::clone(wake));

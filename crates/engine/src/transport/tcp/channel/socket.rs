@@ -1,10 +1,12 @@
 //! The socket: frames, and payload from and to where it belongs.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use kvferry_wire::batch::{Incoming, Landing};
+use tokio::net::TcpStream;
 
 use super::super::layout::Home;
 use super::copies::PATIENCE;
@@ -20,6 +22,25 @@ pub(super) enum Flow {
     Blocked,
     /// There is nothing to do, or this side is not ready.
     Idle,
+}
+
+/// Bytes that a socket to a peer of this host holds; `net.core.wmem_max` may be less. By itself it grows
+/// to 4 MiB, and who writes so much ahead of its reader takes its processor and the cache: R5 over 8
+/// lanes on two busy cores took 190 ms with that and 56 ms with this. Over a network it has to grow
+/// with the way.
+const LOCAL_SEND_BYTES: usize = 512 << 10;
+
+/// Sets a connection's options. What cannot be set is slower, and nothing else.
+pub(super) fn prepare(stream: &TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let (Ok(here), Ok(there)) = (stream.local_addr(), stream.peer_addr()) else { return };
+    if is_one_host(here.ip(), there.ip()) {
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(stream, LOCAL_SEND_BYTES);
+    }
+}
+
+fn is_one_host(here: IpAddr, there: IpAddr) -> bool {
+    here == there || there.is_loopback()
 }
 
 impl Channel {
@@ -237,4 +258,33 @@ impl Channel {
 
 fn unknown() -> io::Error {
     io::Error::other("payload of a request that is not known")
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::sockopt::{set_socket_send_buffer_size, socket_send_buffer_size};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_socket_to_this_host_does_not_hold_megabytes() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (near, far) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let (near, (far, _)) = (near.unwrap(), far.unwrap());
+        set_socket_send_buffer_size(&far, LOCAL_SEND_BYTES).unwrap();
+        let expected = socket_send_buffer_size(&far).unwrap();
+        assert_ne!(socket_send_buffer_size(&near).unwrap(), expected);
+        prepare(&near);
+        assert_eq!(socket_send_buffer_size(&near).unwrap(), expected);
+        assert!(near.nodelay().unwrap());
+    }
+
+    #[test]
+    fn a_peer_is_of_this_host_if_it_has_its_address_or_the_loopback_one() {
+        let is =
+            |here: &str, there: &str| is_one_host(here.parse().unwrap(), there.parse().unwrap());
+        assert!(is("127.0.0.1", "127.0.0.2") && is("::1", "::1") && is("10.0.0.7", "10.0.0.7"));
+        assert!(!is("10.0.0.7", "10.0.0.8") && !is("fd00::1", "fd00::2"));
+    }
 }
