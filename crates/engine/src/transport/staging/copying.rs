@@ -16,6 +16,9 @@ use crate::error::{Error, Result};
 /// Up to so many pieces are one DMA each, without the kernel and the bounce buffer.
 const FEW: usize = 4;
 
+/// Descriptors of a slice that its lane makes, 100 KB of them; a slice of tiny pieces has more.
+const PREPARED: usize = 4096;
+
 /// Slices and bytes of one submission, whose slices end together.
 const GROUP: usize = 8;
 const GROUP_BYTES: u64 = 4 << 20;
@@ -211,7 +214,8 @@ pub(in super::super) unsafe fn copy(
         bounce => {
             let tiles = bounce.map_or(u64::MAX, |_| pool.lane.tuning.values.tile_bytes);
             let (pieces, middle) = (few.into_iter().chain(pieces), bounce.unwrap_or(pinned));
-            list = Some(Box::new(Tiles { pieces, now: (0, 0), middle, side, tiles }));
+            let descriptors = Tiles { pieces, now: (0, 0), middle, side, tiles };
+            list = Some(Box::new(Prepared::new(descriptors)));
             copies.extend(bounce.map(|bounce| match side {
                 Side::Send => CopyDescriptor { src: bounce, dst: pinned, len },
                 Side::Receive => CopyDescriptor { src: pinned, dst: bounce, len },
@@ -330,6 +334,43 @@ unsafe fn copy_pageable(slice: &mut Slice, pieces: impl Iterator<Item = Piece>) 
         at += len as usize;
     }
     Ok(())
+}
+
+/// A list whose first descriptors were made by the lane that lists it: whoever submits holds a lock
+/// that others wait for.
+struct Prepared<S> {
+    made: Vec<CopyDescriptor>,
+    at: usize,
+    rest: S,
+}
+
+impl<S: CopySource> Prepared<S> {
+    fn new(mut rest: S) -> Self {
+        let mut made = Vec::new();
+        while made.len() < PREPARED {
+            let before = made.len();
+            made.resize(before + PREPARED / 8, CopyDescriptor::default());
+            let count = rest.fill(&mut made[before..]);
+            made.truncate(before + count);
+            if count == 0 {
+                break;
+            }
+        }
+        Self { made, at: 0, rest }
+    }
+}
+
+impl<S: CopySource> CopySource for Prepared<S> {
+    fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize {
+        let left = &self.made[self.at..];
+        if left.is_empty() {
+            return self.rest.fill(slot);
+        }
+        let count = left.len().min(slot.len());
+        slot[..count].copy_from_slice(&left[..count]);
+        self.at += count;
+        count
+    }
 }
 
 /// Pieces as descriptors to or from a run of memory, no longer than a tile.

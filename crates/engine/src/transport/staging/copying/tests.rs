@@ -140,6 +140,24 @@ fn the_lane_with_the_least_to_send_comes_first() {
 }
 
 #[test]
+fn a_list_that_was_made_ahead_only_in_part_is_whole_and_in_order() {
+    let count = PREPARED as u64 + 3;
+    let pieces = (0..count).map(|at| (at * 100, 10));
+    let mut list =
+        Prepared::new(Tiles { pieces, now: (0, 0), middle: 7, side: Side::Send, tiles: u64::MAX });
+    assert_eq!(list.made.len(), PREPARED);
+    let (mut found, mut slot) = (Vec::new(), [CopyDescriptor::default(); 1000]);
+    loop {
+        match list.fill(&mut slot) {
+            0 => break,
+            filled => found.extend_from_slice(&slot[..filled]),
+        }
+    }
+    let of = |at| CopyDescriptor { src: at * 100, dst: 7 + at * 10, len: 10 };
+    assert_eq!(found, (0..count).map(of).collect::<Vec<_>>());
+}
+
+#[test]
 fn nobody_submits_more_than_what_its_own_copy_needs() {
     let it = Fixture::new();
     let queue = it.pool.lane.lock();
