@@ -63,6 +63,20 @@ impl<'a> Overlaps<'a> {
         Ok(())
     }
 
+    /// The same where the device works meanwhile, and nothing that anybody sees is written yet: there
+    /// all parts are checked, unless the engine was told to do that later.
+    ///
+    /// # Errors
+    /// The first overlap's.
+    pub(super) fn check_in_time(&mut self) -> Result<()> {
+        self.check_before()?;
+        if self.when == OverlapCheck::Auto {
+            self.check(false)?;
+            self.parts.clear();
+        }
+        Ok(())
+    }
+
     /// Checks the parts that are to be checked beside the copies.
     ///
     /// # Errors

@@ -363,7 +363,7 @@ impl Offload {
                     };
                     let borders = &borders;
                     let batch = Passing { direction, source, borders, bytes, count, division };
-                    start_staged(&way, batch, order, || overlaps.check_before(), &mut submitted)?;
+                    start_staged(&way, batch, order, || overlaps.check_in_time(), &mut submitted)?;
                 }
             }
         }
