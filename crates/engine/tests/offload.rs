@@ -296,6 +296,31 @@ fn what_writes_a_byte_twice_is_refused_naming_it_before_a_byte_moves_in_every_mo
 }
 
 #[test]
+fn a_long_list_that_writes_a_byte_twice_is_refused_if_staged_and_else_fails() {
+    let bench = Bench::new(&simulated().0, LARGE, 16 << 20);
+    for way in [WAYS[0], WAYS[1]] {
+        let (good, mut pieces) = scattered(&bench, way, 3000);
+        match way.store {
+            true => pieces[2999].1 = pieces[100].1,
+            false => pieces[2999].0 = pieces[100].0,
+        }
+        let bad: Vec<_> = pieces.iter().map(|&piece| way.range(&bench, piece)).collect();
+        bench.gpu.write(0, &bench.patterns[0]).expect("inside");
+        bench.host.write(0, &bench.patterns[1]).expect("inside");
+        let refused = bench.submit(way.op(), &bad, &asks(OffloadMode::Staged));
+        let refused = refused.expect_err("a byte is written twice");
+        assert!(refused.to_string().contains("100 and 2999 both"), "{refused}");
+        assert!(bytes(&bench.gpu) == bench.patterns[0] && bytes(&bench.host) == bench.patterns[1]);
+        for offload in [OffloadMode::Direct, OffloadMode::Kernel] {
+            let id = bench.submit(way.op(), &bad, &asks(offload)).expect("starts");
+            assert_eq!(bench.finish(id).0, State::Failed(refused.clone()), "{offload:?}");
+            let id = bench.submit(way.op(), &good, &asks(offload)).expect("starts");
+            assert_eq!(bench.finish(id).0, State::Completed, "{offload:?}");
+        }
+    }
+}
+
+#[test]
 fn every_policy_moves_every_list() {
     for policy in ["throughput", "balanced", "tail", "strict"] {
         let knobs = [SMALL, &[("MC_KVFERRY_POLICY", policy)]].concat();
