@@ -170,7 +170,8 @@ typedef struct kvferry_submit_options {
     uint32_t offload_mode;
     uint32_t reserved;
     /* Batches of the same engine and device that end before the first byte of this one is read or
-     * written; the host does not wait. Those that have ended do not count. */
+     * written; the host does not wait. Those that have ended do not count; one over TCP that has not
+     * is KVFERRY_BUSY. */
     const kvferry_batch *behind;
     uint64_t behind_count;
 } kvferry_submit_options;
@@ -347,10 +348,9 @@ typedef struct kvferry_api {
     /* As poll, once the batch has ended or the time (microseconds) is over. */
     kvferry_status (*wait)(kvferry_batch batch, uint64_t timeout, kvferry_batch_status *status);
     /* Makes later work of a stream of the caller's wait for the batch, without the host. How the batch
-     * ends the stream does not see. A batch that this process ends itself, over TCP or in steps
-     * (MC_KVFERRY_MAX_RATE, MC_KVFERRY_POLICY=tail), a stream can wait for where the device supports
-     * it, which AMD's do not. Else it is KVFERRY_INVALID_ARGUMENT over TCP, and KVFERRY_BUSY until all
-     * steps are submitted: wait for the batch on the host. */
+     * ends the stream does not see. KVFERRY_BUSY: the batch goes over TCP and has not ended, or in
+     * steps (MC_KVFERRY_MAX_RATE, MC_KVFERRY_POLICY=tail) of which not all are submitted. Then wait for
+     * it on the host (poll, wait or the descriptor), and launch what needs it after that. */
     kvferry_status (*signal)(kvferry_batch batch, void *stream);
     /* Forgets a batch that has ended. */
     kvferry_status (*release)(kvferry_batch batch);

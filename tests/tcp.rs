@@ -96,26 +96,17 @@ over_tcp! {
     }
 }
 
-// AMD's streams do not wait for what this process ends.
-#[cfg(feature = "rocm")]
-over_tcp! {
-    on {
-        rocm_gpu_orders: super::Kind::Rocm;
-    }
-    orders {
-        a_transfer_waits_for_the_applications_stream
-    }
-}
-
 over_tcp! {
     on {
         simulated_gpu_orders: super::Kind::Sim;
         #[cfg(feature = "cuda")]
         cuda_gpu_orders: super::Kind::Cuda;
+        #[cfg(feature = "rocm")]
+        rocm_gpu_orders: super::Kind::Rocm;
     }
     orders {
         a_transfer_waits_for_the_applications_stream
-        the_applications_stream_waits_for_a_transfer
+        the_applications_stream_is_refused_a_transfer_until_it_has_ended
     }
 }
 
@@ -123,7 +114,10 @@ mod orders {
     use super::*;
     pub(crate) use crate::cases::a_transfer_waits_for_the_applications_stream;
 
-    pub(crate) fn the_applications_stream_waits_for_a_transfer(kind: Kind, random: &mut SmallRng) {
+    pub(crate) fn the_applications_stream_is_refused_a_transfer_until_it_has_ended(
+        kind: Kind,
+        random: &mut SmallRng,
+    ) {
         const LEN: u64 = 2 << 20;
         let mut here = Side::start(kind, None).expect("a side");
         let mut there = PeerProcess::start(kind);
@@ -132,36 +126,30 @@ mod orders {
         let peer = here.node.open(&there.name).expect("opens");
         let range = [Range { local, remote, len: LEN }];
         let (before, behind) = (here.application_stream(), here.application_stream());
-        // What is waited for is used again.
-        for _ in 0..3 {
-            before.hold();
-            // SAFETY: the streams live longer than the calls.
-            let (after, consumer) =
-                unsafe { (Producer::stream(before.handle()), Consumer::stream(behind.handle())) };
-            let options = SubmitOptions { after: Some(after), ..SubmitOptions::default() };
-            let part = Part { target: peer.target(), op: Op::Read, copies: (&range).into() };
-            let id = here.engine.submit_parts(&[part], &options).expect("submits");
-            here.engine.signal(id, consumer).expect("the stream waits");
-            let byte = random.random();
-            // SAFETY: the transfer, which the stream waits for, is the last that writes there.
-            unsafe { behind.fill(local, byte, LEN) };
-            let filled = behind.record();
-            // Longer than it takes if it does not wait.
-            std::thread::sleep(Duration::from_millis(20));
-            assert!(!behind.has_fired(filled), "the transfer has not begun");
-            before.open();
-            let status = here.engine.wait(id, PATIENCE).expect("known");
-            assert_eq!(status.state, State::Completed);
-            here.engine.release(id).expect("it ended");
-            let start = Instant::now();
-            while !behind.has_fired(filled) {
-                assert!(start.elapsed() < PATIENCE, "the stream does not go on");
-                std::thread::yield_now();
-            }
-            let mut found = vec![0; LEN as usize];
-            here.read(local, &mut found);
-            assert!(found.iter().all(|found| *found == byte), "the stream did not wait");
+        before.hold();
+        // SAFETY: the streams live longer than the calls.
+        let (after, consumer) =
+            unsafe { (Producer::stream(before.handle()), Consumer::stream(behind.handle())) };
+        let options = SubmitOptions { after: Some(after), ..SubmitOptions::default() };
+        let part = Part { target: peer.target(), op: Op::Read, copies: (&range).into() };
+        let id = here.engine.submit_parts(&[part], &options).expect("submits");
+        assert_eq!(here.engine.signal(id, consumer), Err(Error::NotAllSubmitted(id)));
+        before.open();
+        let status = here.engine.wait(id, PATIENCE).expect("known");
+        assert_eq!(status.state, State::Completed);
+        here.engine.signal(id, consumer).expect("it has ended");
+        here.engine.release(id).expect("it ended");
+        let byte = random.random();
+        // SAFETY: nothing else writes there any more.
+        unsafe { behind.fill(local, byte, LEN) };
+        let (filled, start) = (behind.record(), Instant::now());
+        while !behind.has_fired(filled) {
+            assert!(start.elapsed() < PATIENCE, "the stream does not go on");
+            std::thread::yield_now();
         }
+        let mut found = vec![0; LEN as usize];
+        here.read(local, &mut found);
+        assert!(found.iter().all(|found| *found == byte), "the transfer was not over");
     }
 }
 

@@ -211,7 +211,6 @@ impl Driver for HostDriver {
         let what = match producer {
             ProducerHandle::Stream(_) => "stream",
             ProducerHandle::Event(_) => "event",
-            ProducerHandle::Word { .. } => "word",
         };
         Err(self.no_streams(what))
     }

@@ -18,7 +18,6 @@ mod gpu;
 mod gpu_queue;
 mod host;
 mod host_bytes;
-mod host_word;
 mod kernel;
 pub mod load;
 mod numa;
@@ -52,7 +51,6 @@ pub use device::{
 pub use error::{Error, Left, Result, SubmitError};
 pub use host::{host, host_uuid};
 pub use host_bytes::HostBytes;
-pub use host_word::HostWord;
 pub use numa::bind_near;
 pub use pinned::PinnedMemory;
 pub use private_memory::private_memory;

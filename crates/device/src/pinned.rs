@@ -2,7 +2,6 @@
 
 use std::fmt::{self, Debug};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 
 use crate::device::Release;
 use crate::driver::Pinned;
@@ -33,14 +32,6 @@ impl PinnedMemory {
     /// Bytes.
     pub fn len(&self) -> u64 {
         self.memory.len
-    }
-
-    /// The first bytes as a number, which others may change at any time.
-    pub(crate) fn word(&self) -> &AtomicU32 {
-        debug_assert!(self.memory.len >= size_of::<AtomicU32>() as u64);
-        // SAFETY: they are initialised, aligned as pages are, and live as long as `self`; who uses
-        // them as a word never asks for `bytes`.
-        unsafe { &*self.memory.host.cast::<AtomicU32>() }
     }
 
     /// Never true: empty memory is not allocated.

@@ -254,11 +254,6 @@ pub struct Producer(pub(crate) ProducerHandle);
 pub(crate) enum ProducerHandle {
     Stream(usize),
     Event(usize),
-    /// A number at a device address of pinned memory has come to that value.
-    Word {
-        word: u64,
-        value: u32,
-    },
 }
 
 impl Producer {

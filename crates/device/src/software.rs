@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -193,9 +192,6 @@ pub(crate) fn unmap(base: u64, len: u64) {
     }
 }
 
-/// How often a number of the host's is looked at.
-const WORD: Duration = Duration::from_micros(50);
-
 /// Streams and events, run by one thread.
 #[derive(Debug)]
 pub(crate) struct Executor {
@@ -255,12 +251,6 @@ enum Work {
     Wait {
         record: u64,
     },
-    /// Holds its stream until the number there has come so far.
-    #[cfg(feature = "testing")]
-    WaitWord {
-        word: u64,
-        value: u32,
-    },
 }
 
 impl Executor {
@@ -314,15 +304,6 @@ impl Executor {
         let state = self.shared.state();
         let record = state.events[event];
         self.shared.push(state, stream, Work::Wait { record });
-    }
-
-    /// Later work of the stream waits until the number has come to the value.
-    ///
-    /// # Safety
-    /// `word` is an aligned u32 that lives until then.
-    #[cfg(feature = "testing")]
-    pub(crate) unsafe fn wait_word(&self, stream: usize, word: u64, value: u32) {
-        self.shared.push(self.shared.state(), stream, Work::WaitWord { word, value });
     }
 
     /// # Safety
@@ -432,13 +413,7 @@ impl Shared {
                 return;
             }
             let Some(work) = state.take_work() else {
-                state = if state.waits_for_word() {
-                    // Whoever raises it tells nobody.
-                    let woken = self.work.wait_timeout(state, WORD);
-                    woken.unwrap_or_else(PoisonError::into_inner).0
-                } else {
-                    self.work.wait(state).unwrap_or_else(PoisonError::into_inner)
-                };
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             if let Work::Record { record } = work {
@@ -467,26 +442,8 @@ impl State {
     fn holds(&self, work: &Work) -> Option<bool> {
         match work {
             Work::Wait { record } => Some(self.pending.contains(record)),
-            #[cfg(feature = "testing")]
-            &Work::WaitWord { word, value } => {
-                // SAFETY: `wait_word` was promised an aligned u32 that lives until it has come so
-                // far, and that others use as an atomic, too.
-                let now = unsafe { &*(word as *const AtomicU32) }.load(Ordering::Acquire);
-                Some((now.wrapping_sub(value) as i32) < 0)
-            }
             _ => None,
         }
-    }
-
-    /// Whether a stream is held by a number that the host raises.
-    fn waits_for_word(&self) -> bool {
-        #[cfg(feature = "testing")]
-        {
-            let is_word = |work: Option<&Work>| matches!(work, Some(Work::WaitWord { .. }));
-            self.streams.iter().any(|stream| is_word(stream.front()))
-        }
-        #[cfg(not(feature = "testing"))]
-        false
     }
 
     /// The next piece of work, taking turns between streams; a stream that waits is passed over.
@@ -560,8 +517,6 @@ impl Work {
                 unsafe { &*(word as *const AtomicU32) }.store(value, Ordering::Release);
             }
             Self::Record { .. } | Self::Wait { .. } => {}
-            #[cfg(feature = "testing")]
-            Self::WaitWord { .. } => {}
         }
     }
 }

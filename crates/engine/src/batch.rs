@@ -151,6 +151,13 @@ pub(crate) struct AllPending {
     pub(crate) overlap: Option<Arc<OverlapVerdict>>,
 }
 
+impl AllPending {
+    /// Whether it goes over TCP and has not ended: no device waits for that.
+    pub(crate) fn is_over_tcp(&self) -> bool {
+        self.transfer.as_ref().is_some_and(|transfer| !transfer.ended())
+    }
+}
+
 /// What a device finds out about the destinations of a batch.
 #[derive(Debug)]
 pub(crate) struct OverlapVerdict {

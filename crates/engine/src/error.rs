@@ -582,10 +582,10 @@ pub enum Error {
         /// Most that may be.
         budget: u64,
     },
-    /// A stream of a device that cannot wait for the host cannot wait yet for a batch that is submitted
-    /// step by step.
+    /// A stream, or a batch, is to wait for a batch that a device's queue does not hold the whole of: one
+    /// that is submitted step by step, or one over TCP, which no queue holds.
     #[error(
-        "batch {0} is submitted step by step, and not all of it is: no stream can wait for the rest; wait for the batch on the host, or submit it with OffloadMode::Direct and no MC_KVFERRY_MAX_RATE"
+        "batch {0} is moved step by step or over TCP and has not come far enough for a device to wait for it: wait for it on the host (poll, wait or the eventfd), then launch or submit what needs it"
     )]
     NotAllSubmitted(BatchId),
     /// [`Engine::cancel`](crate::Engine::cancel) ended the batch before all of it was moved.

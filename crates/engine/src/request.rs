@@ -93,7 +93,8 @@ pub struct SubmitOptions<'a> {
     /// is no order with the caller's streams.
     pub after: Option<Producer>,
     /// Batches of this engine and of the device that copies which have to end before that, too. The
-    /// device waits for them, the host does not. How they end makes no difference.
+    /// device waits for them, the host does not. How they end makes no difference. One over TCP has to
+    /// have ended.
     pub behind: &'a [BatchId],
     /// Leaves every multiprocessor to the model: DMA alone, one 2-D copy where there are strides.
     pub without_kernel: bool,

@@ -1,5 +1,5 @@
-//! Streams of the application wait for batches that go step by step, of which not all is submitted: on
-//! the simulated GPU and, with `--features cuda` or `rocm`, on a GPU.
+//! Streams of the application, and batches that go step by step: none waits for what is not submitted.
+//! On the simulated GPU and, with `--features cuda` or `rocm`, on a GPU.
 
 mod common;
 
@@ -12,7 +12,7 @@ use kvferry_device::conformance::{Application, ApplicationStream};
 use kvferry_device::sim::{SimControl, SimOptions, sim};
 use kvferry_engine::{
     BatchId, Buffer, Consumer, Engine, Error, OffloadMode, Op, PageKey, PageShape, PageStore, Part,
-    Producer, Range, State, StoreOptions, SubmitOptions, Target,
+    Producer, Range, State, StoreError, StoreOptions, SubmitOptions, Target,
 };
 
 use common::config;
@@ -22,7 +22,7 @@ const PAGES: u64 = 64;
 const PAGE: u64 = 4096;
 const LEN: u64 = PAGES * PAGE;
 
-/// Under which every batch goes step by step, this test's in seven, of which four run at a time.
+/// Under which every batch goes step by step, this test's in seven.
 const RATE: &[(&str, &str)] = &[("MC_KVFERRY_MAX_RATE", "4M")];
 /// Under which batches do once [`Bench::throttle`] was called.
 const TAIL: &[(&str, &str)] =
@@ -74,6 +74,16 @@ impl Bench {
         self.engine.submit_parts(&[part], options).expect("submits")
     }
 
+    /// Makes the stream wait for the batch as soon as that can be.
+    fn signal_once_submitted(&self, id: BatchId, stream: &dyn ApplicationStream) {
+        let start = Instant::now();
+        while let Err(refused) = self.engine.signal(id, consumer(stream)) {
+            assert_eq!(refused, Error::NotAllSubmitted(id));
+            assert!(start.elapsed() < PATIENCE, "it is never all submitted");
+            std::thread::yield_now();
+        }
+    }
+
     fn finish(&self, id: BatchId) -> State {
         let state = self.engine.wait(id, PATIENCE).expect("known").state;
         assert_ne!(state, State::Running, "the batch never ended");
@@ -114,130 +124,51 @@ fn simulated() -> (Application, Arc<SimControl>) {
     ((device, Box::new(move || Box::new(streams.stream()))), control)
 }
 
-/// On a stream that waits for batches the model overwrites the first page that they load, several
-/// times, because what is waited for is used again.
-fn a_stream_waits_for_all_steps(bench: &Bench) {
-    let mut pinned = 0;
-    for round in 1..=20 {
+/// On a stream that waits for a batch the model overwrites the first page that it loads.
+fn a_stream_waits_once_all_is_submitted(bench: &Bench) {
+    for _ in 0..5 {
         let (gate, model) = ((bench.stream)(), (bench.stream)());
         bench.gpu.write(0, &[1; LEN as usize]).expect("inside");
         gate.hold();
         let id = bench.load(&after(&*gate));
-        bench.engine.signal(id, consumer(&*model)).expect("the stream waits");
+        for _ in 0..3 {
+            let refused = bench.engine.signal(id, consumer(&*model)).expect_err("not submitted");
+            assert_eq!(refused, Error::NotAllSubmitted(id));
+        }
+        gate.open();
+        bench.signal_once_submitted(id, &*model);
         // SAFETY: the batch, which the stream waits for, is the last that writes there.
         unsafe { model.fill(bench.gpu.addr(), 9, PAGE) };
-        let event = model.record();
-        let state = bench.engine.wait(id, Duration::from_millis(5)).expect("known").state;
-        assert_eq!(state, State::Running);
-        assert!(!model.has_fired(event), "no step was submitted");
-        gate.open();
-        until_fired(&*model, event);
-        // Whether or not anybody asked for the batch.
+        until_fired(&*model, model.record());
         let loaded = bench.loaded();
         assert!(loaded[..PAGE as usize].iter().all(|&byte| byte == 9), "the model did not wait");
         assert!(loaded[PAGE as usize..].iter().all(|&byte| byte == 3), "it did not wait for all");
         assert_eq!(bench.finish(id), State::Completed);
-        match round {
-            // The end of the batch before may not have been seen when the next is waited for.
-            1..3 => pinned = bench.engine.pinned_bytes(),
-            _ => assert!(bench.engine.pinned_bytes() <= pinned + 4, "{round} rounds"),
-        }
     }
 }
 
-#[test]
-fn a_stream_waits_for_a_batch_under_a_byte_rate() {
-    a_stream_waits_for_all_steps(&Bench::new(simulated().0, RATE));
-}
-
-#[test]
-fn a_stream_waits_for_a_batch_that_the_tail_policy_throttles() {
-    let (application, control) = simulated();
-    let bench = Bench::new(application, TAIL);
-    bench.throttle(&control);
-    let id = bench.load(&SubmitOptions::default());
-    let choice = bench.engine.choice(id).expect("known").expect("an offload");
-    assert!(choice.in_steps, "{choice}");
-    assert_eq!(bench.finish(id), State::Completed);
-    a_stream_waits_for_all_steps(&bench);
-}
-
-#[test]
-fn a_stream_waits_for_copies_on_one_device_under_a_byte_rate() {
-    let bench = Bench::new(simulated().0, RATE);
-    let (gate, model) = ((bench.stream)(), (bench.stream)());
-    bench.gpu.write(0, &[5; LEN as usize]).expect("inside");
+/// What is loaded in steps goes back to where it came from.
+fn a_batch_behind_one_in_steps_runs_in_order(bench: &Bench) {
+    let gate = (bench.stream)();
+    bench.gpu.write(0, &[1; LEN as usize]).expect("inside");
     gate.hold();
-    let (local, len) = (bench.gpu.addr(), LEN / 2);
-    let range = [Range { local, remote: local + len, len }];
+    let load = bench.load(&after(&*gate));
+    let range = [Range { local: bench.gpu.addr(), remote: bench.host.addr(), len: LEN }];
     let part = Part { target: &bench.target, op: Op::Write, copies: (&range).into() };
-    let id = bench.engine.submit_parts(&[part], &after(&*gate)).expect("submits");
-    bench.engine.signal(id, consumer(&*model)).expect("the stream waits");
-    // SAFETY: the batch, which the stream waits for, is the last that reads there.
-    unsafe { model.fill(local, 9, len) };
-    let event = model.record();
+    let options = SubmitOptions { behind: &[load], ..SubmitOptions::default() };
+    let store = bench.engine.submit_parts(&[part], &options).expect("submits");
+    let refused = bench.engine.signal(store, consumer(&*gate)).expect_err("not submitted");
+    assert_eq!(refused, Error::NotAllSubmitted(store));
     gate.open();
-    until_fired(&*model, event);
-    let [written, read] =
-        [0, len].map(|at| bench.loaded()[at as usize..(at + len) as usize].to_vec());
-    assert!(written.iter().all(|&byte| byte == 9) && read.iter().all(|&byte| byte == 5));
-    assert_eq!(bench.finish(id), State::Completed);
+    assert_eq!(bench.finish(store), State::Completed);
+    assert_eq!(bench.finish(load), State::Completed);
+    let mut stored = vec![0; LEN as usize];
+    bench.host.read(0, &mut stored).expect("inside");
+    assert!(stored.iter().all(|&byte| byte == 3), "it did not wait for what it is behind");
 }
 
-#[test]
-fn a_stream_goes_on_when_the_batch_is_cancelled() {
-    let bench = Bench::new(simulated().0, RATE);
-    let (gate, model) = ((bench.stream)(), (bench.stream)());
-    gate.hold();
-    let id = bench.load(&after(&*gate));
-    bench.engine.signal(id, consumer(&*model)).expect("the stream waits");
-    let event = model.record();
-    assert!(!model.has_fired(event));
-    bench.engine.cancel(id).expect("known");
-    until_fired(&*model, event);
-    assert_eq!(bench.finish(id), State::Failed(Error::Cancelled));
-    gate.open();
-}
-
-#[test]
-fn a_stream_goes_on_when_the_device_is_lost() {
-    let (application, control) = simulated();
-    // What a lost device may still use stays registered.
-    let leaks = [RATE, &[("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", "0")]].concat();
-    let bench = Bench::new(application, &leaks);
-    let model = (bench.stream)();
-    control.hold();
-    // No step of it ends, and not all are submitted before one does.
-    let id = bench.load(&SubmitOptions { offload: OffloadMode::Direct, ..Default::default() });
-    bench.engine.signal(id, consumer(&*model)).expect("the stream waits");
-    let event = model.record();
-    control.lose();
-    let state = bench.finish(id);
-    let lost = matches!(&state, State::Failed(Error::Device(kvferry_device::Error::Lost { .. })));
-    assert!(lost, "{state:?}");
-    control.release();
-    until_fired(&*model, event);
-}
-
-#[test]
-fn a_device_that_cannot_wait_for_the_host_refuses_it_until_all_is_submitted() {
-    let host = kvferry_device::host().expect("always there");
-    let engine = Engine::new(config(&[("MC_KVFERRY_MAX_RATE", "1M")]), vec![Arc::clone(&host)]);
-    let engine = engine.expect("an engine");
-    let [local, remote] = [(); 2].map(|()| engine.allocate(&host, LEN).expect("memory"));
-    let range = [Range { local: local.addr(), remote: remote.addr(), len: LEN }];
-    let target = engine.local().expect("itself");
-    let id = engine.submit(&target, Op::Write, &range).expect("submits");
-    let (_, control) = simulated();
-    let stream = control.stream();
-    let refused = engine.signal(id, consumer(&stream)).expect_err("not all submitted");
-    assert_eq!(refused, Error::NotAllSubmitted(id));
-    assert_eq!(engine.wait(id, PATIENCE).expect("known").state, State::Completed);
-    engine.signal(id, consumer(&stream)).expect("a batch that has ended is not waited for");
-}
-
-/// Pages out and in again, behind a gate, into a page that the model's stream overwrites.
-fn a_stream_waits_for_a_page_in(bench: &Bench) {
+/// Pages out and in again, into a page that the model's stream overwrites once the host has waited.
+fn a_page_in_is_waited_for_on_the_host(bench: &Bench) {
     let (page_bytes, layers) = (PAGE, 4);
     let pages = (PAGES / u64::from(layers)) as u32;
     let shape = PageShape {
@@ -258,14 +189,14 @@ fn a_stream_waits_for_a_page_in(bench: &Bench) {
     gate.hold();
     let back = [(PageKey(1), 2), (PageKey(2), 3)];
     let batch = store.page_in(&back, after(&*gate).after).expect("comes in");
-    store.signal(&batch, consumer(&*model)).expect("the stream waits");
-    let row = bench.gpu.addr() + 2 * PAGE;
-    // SAFETY: the page-in, which the stream waits for, is the last that writes there.
-    unsafe { model.fill(row, 9, PAGE) };
-    let event = model.record();
-    assert!(!model.has_fired(event), "nothing came in");
+    let refused = store.signal(&batch, consumer(&*model)).expect_err("not submitted");
+    assert!(matches!(refused, StoreError::Engine(Error::NotAllSubmitted(_))), "{refused:?}");
     gate.open();
-    until_fired(&*model, event);
+    assert_eq!(store.wait(&batch, PATIENCE), Ok(State::Completed));
+    store.signal(&batch, consumer(&*model)).expect("it has ended");
+    // SAFETY: nothing else writes there any more.
+    unsafe { model.fill(bench.gpu.addr() + 2 * PAGE, 9, PAGE) };
+    until_fired(&*model, model.record());
     let loaded = bench.loaded();
     for layer in 0..u64::from(layers) {
         for page in 0..4 {
@@ -279,20 +210,93 @@ fn a_stream_waits_for_a_page_in(bench: &Bench) {
             assert!(row.iter().all(|&byte| byte == expected), "layer {layer} of page {page}");
         }
     }
-    assert_eq!(store.wait(&batch, PATIENCE), Ok(State::Completed));
+}
+
+fn all_on(bench: &Bench) {
+    a_stream_waits_once_all_is_submitted(bench);
+    a_batch_behind_one_in_steps_runs_in_order(bench);
+    a_page_in_is_waited_for_on_the_host(bench);
 }
 
 #[test]
-fn a_stream_waits_for_a_page_in_under_a_byte_rate() {
-    a_stream_waits_for_a_page_in(&Bench::new(simulated().0, RATE));
+fn under_a_byte_rate_no_stream_waits_for_what_is_not_submitted() {
+    all_on(&Bench::new(simulated().0, RATE));
 }
 
 #[test]
-fn a_stream_waits_for_a_page_in_that_the_tail_policy_throttles() {
+fn under_the_tail_policy_no_stream_waits_for_what_is_not_submitted() {
     let (application, control) = simulated();
     let bench = Bench::new(application, TAIL);
     bench.throttle(&control);
-    a_stream_waits_for_a_page_in(&bench);
+    let id = bench.load(&SubmitOptions::default());
+    let choice = bench.engine.choice(id).expect("known").expect("an offload");
+    assert!(choice.in_steps, "{choice}");
+    assert_eq!(bench.finish(id), State::Completed);
+    all_on(&bench);
+}
+
+#[test]
+fn a_stream_that_was_refused_waits_for_nothing() {
+    let bench = Bench::new(simulated().0, RATE);
+    let (gate, model) = ((bench.stream)(), (bench.stream)());
+    gate.hold();
+    let (local, len) = (bench.gpu.addr(), LEN / 2);
+    let inside = [Range { local, remote: local + len, len }];
+    let part = Part { target: &bench.target, op: Op::Write, copies: (&inside).into() };
+    // Between a GPU and host memory, and on the GPU.
+    for id in [
+        bench.load(&after(&*gate)),
+        bench.engine.submit_parts(&[part], &after(&*gate)).expect("submits"),
+    ] {
+        let refused = bench.engine.signal(id, consumer(&*model)).expect_err("not submitted");
+        assert_eq!(refused, Error::NotAllSubmitted(id));
+        until_fired(&*model, model.record());
+        assert_eq!(bench.engine.poll(id).expect("known").state, State::Running);
+    }
+    gate.open();
+}
+
+#[test]
+fn a_stream_waits_for_steps_that_run() {
+    let (application, control) = simulated();
+    // Four steps, and as many may run at a time.
+    let bench = Bench::new(application, &[("MC_KVFERRY_MAX_RATE", "8M")]);
+    let model = (bench.stream)();
+    bench.gpu.write(0, &[1; LEN as usize]).expect("inside");
+    control.hold();
+    let id = bench.load(&SubmitOptions { offload: OffloadMode::Direct, ..Default::default() });
+    bench.signal_once_submitted(id, &*model);
+    // SAFETY: the batch, which the stream waits for, is the last that writes there.
+    unsafe { model.fill(bench.gpu.addr(), 9, PAGE) };
+    let event = model.record();
+    assert_eq!(bench.engine.poll(id).expect("known").state, State::Running);
+    control.release();
+    until_fired(&*model, event);
+    // Whether or not anybody asked for the batch.
+    let loaded = bench.loaded();
+    assert!(loaded[..PAGE as usize].iter().all(|&byte| byte == 9), "the model did not wait");
+    assert!(loaded[PAGE as usize..].iter().all(|&byte| byte == 3), "it did not wait for all");
+    assert_eq!(bench.finish(id), State::Completed);
+}
+
+#[test]
+fn host_memory_refuses_it_too_until_the_batch_has_ended() {
+    let host = kvferry_device::host().expect("always there");
+    // Steps of a page, ten a second.
+    let engine = Engine::new(config(&[("MC_KVFERRY_MAX_RATE", "40K")]), vec![Arc::clone(&host)]);
+    let engine = engine.expect("an engine");
+    let [local, remote] = [(); 2].map(|()| engine.allocate(&host, LEN).expect("memory"));
+    let range = [Range { local: local.addr(), remote: remote.addr(), len: LEN }];
+    let target = engine.local().expect("itself");
+    let id = engine.submit(&target, Op::Write, &range).expect("submits");
+    let (_, control) = simulated();
+    let stream = control.stream();
+    let refused = engine.signal(id, consumer(&stream)).expect_err("not all submitted");
+    assert_eq!(refused, Error::NotAllSubmitted(id));
+    engine.cancel(id).expect("known");
+    let state = engine.wait(id, PATIENCE).expect("known").state;
+    assert_eq!(state, State::Failed(Error::Cancelled));
+    engine.signal(id, consumer(&stream)).expect("a batch that has ended is not waited for");
 }
 
 /// The device and its streams; none without one, and says so.
@@ -321,12 +325,10 @@ mod cuda_gpu {
     }
 
     #[test]
-    fn streams_wait_for_a_batch_and_a_page_in_under_a_byte_rate() {
+    fn under_a_byte_rate_no_stream_waits_for_what_is_not_submitted() {
         let _alone = one_at_a_time();
         let Some(application) = cuda() else { return };
-        let bench = Bench::new(application, RATE);
-        a_stream_waits_for_all_steps(&bench);
-        a_stream_waits_for_a_page_in(&bench);
+        all_on(&Bench::new(application, RATE));
     }
 }
 
@@ -335,22 +337,12 @@ mod rocm_gpu {
     use super::*;
 
     #[test]
-    fn a_stream_is_refused_a_batch_of_which_not_all_is_submitted() {
+    fn under_a_byte_rate_no_stream_waits_for_what_is_not_submitted() {
         let _alone = one_at_a_time();
         let stream = || kvferry_device::rocm::application_stream(0).expect("a stream");
         let name = kvferry_engine::DeviceName::Rocm(0);
         let application = open(name, Box::new(move || Box::new(stream())));
         let Some(application) = application else { return };
-        let bench = Bench::new(application, RATE);
-        let (gate, model) = ((bench.stream)(), (bench.stream)());
-        gate.hold();
-        let id = bench.load(&after(&*gate));
-        for _ in 0..3 {
-            let refused = bench.engine.signal(id, consumer(&*model)).expect_err("not submitted");
-            assert_eq!(refused, Error::NotAllSubmitted(id));
-        }
-        gate.open();
-        assert_eq!(bench.finish(id), State::Completed);
-        bench.engine.signal(id, consumer(&*model)).expect_err("it was released");
+        all_on(&Bench::new(application, RATE));
     }
 }

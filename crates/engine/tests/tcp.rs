@@ -369,101 +369,70 @@ fn a_read_waits_for_whoever_still_uses_its_destination() {
 }
 
 #[test]
-fn streams_and_batches_of_the_device_wait_for_a_transfer() {
+fn streams_and_batches_are_refused_a_transfer_until_it_has_ended() {
     use kvferry_device::conformance::ApplicationStream;
     let (device, control) = gpu();
     let pair = Pair::new(&device, &host(), SMALL);
     let len = 1 << 20;
     let (local, remote) = (pair.local.addr(), pair.there.buffer.addr());
-    // Twice, because what is waited for is used again.
-    for fill in [9, 11] {
-        pair.there.buffer.write(0, &vec![fill; len as usize]).expect("inside");
-        let (producer, consumer) = (control.stream(), control.stream());
-        producer.hold();
-        // SAFETY: the stream is the device's and alive.
-        let after = Some(unsafe { Producer::stream(producer.handle()) });
-        let range = [Range { local, remote, len }];
-        let part = Part { target: &pair.target, op: Op::Read, copies: Copies::Ranges(&range) };
-        let options = SubmitOptions { after, ..SubmitOptions::default() };
-        let id = pair.engine.submit_parts(&[part], &options).expect("submits");
-        // SAFETY: as above.
-        let waiting = unsafe { Consumer::stream(consumer.handle()) };
-        pair.engine.signal(id, waiting).expect("waits");
-        let passed = consumer.record();
-        let copy = [Range { local, remote: local + len, len }];
-        let own = pair.engine.local().expect("its own memory");
+    pair.there.buffer.write(0, &vec![9; len as usize]).expect("inside");
+    let (producer, consumer) = (control.stream(), control.stream());
+    producer.hold();
+    // SAFETY: the stream is the device's and alive.
+    let after = Some(unsafe { Producer::stream(producer.handle()) });
+    let range = [Range { local, remote, len }];
+    let part = Part { target: &pair.target, op: Op::Read, copies: Copies::Ranges(&range) };
+    let options = SubmitOptions { after, ..SubmitOptions::default() };
+    let id = pair.engine.submit_parts(&[part], &options).expect("submits");
+    // SAFETY: as above.
+    let waiting = unsafe { Consumer::stream(consumer.handle()) };
+    assert_eq!(pair.engine.signal(id, waiting), Err(Error::NotAllSubmitted(id)));
+    let copy = [Range { local, remote: local + len, len }];
+    let own = pair.engine.local().expect("its own memory");
+    let next = || {
         let part = Part { target: &own, op: Op::Write, copies: Copies::Ranges(&copy) };
         let options = SubmitOptions { behind: &[id], ..SubmitOptions::default() };
-        let next = pair.engine.submit_parts(&[part], &options).expect("submits");
-        let waited = pair.engine.wait(next, Duration::from_millis(50)).expect("known");
-        assert_eq!(waited.state, State::Running);
-        assert!(!consumer.has_fired(passed), "the transfer has not begun");
-        producer.open();
-        assert_eq!(pair.finish(id).0, State::Completed);
-        assert_eq!(pair.finish(next).0, State::Completed);
-        until(|| consumer.has_fired(passed));
-        let mut found = vec![0; len as usize];
-        pair.local.read(len, &mut found).expect("inside");
-        assert!(found.iter().all(|&byte| byte == fill), "the copy did not wait for its source");
-    }
+        pair.engine.submit_parts(&[part], &options)
+    };
+    assert_eq!(next(), Err(Error::NotAllSubmitted(id)));
+    let passed = consumer.record();
+    until(|| consumer.has_fired(passed));
+    assert_eq!(pair.engine.poll(id).expect("known").state, State::Running);
+    producer.open();
+    assert_eq!(pair.engine.wait(id, PATIENCE).expect("known").state, State::Completed);
+    pair.engine.signal(id, waiting).expect("it has ended");
+    assert_eq!(pair.finish(next().expect("it has ended")).0, State::Completed);
+    let mut found = vec![0; len as usize];
+    pair.local.read(len, &mut found).expect("inside");
+    assert!(found.iter().all(|&byte| byte == 9), "the copy did not wait for its source");
 }
 
 #[test]
-fn batches_of_any_gpu_wait_for_a_transfer_of_host_memory() {
-    let gpu = |ordinal| sim(&SimOptions { ordinal, ..SimOptions::default() }).expect("simulated");
-    let ((one, _), (other, _)) = (gpu(0), gpu(1));
-    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = silent.local_addr().expect("bound").to_string();
-    let there = Served::start(&host(), &[]);
-    let knobs = config(&[("MC_TCP_STATUS_TIMEOUT_SEC", "1")]);
-    let devices = vec![host(), Arc::clone(&one), Arc::clone(&other)];
-    let engine = Engine::new(knobs, devices).expect("an engine");
-    let local = engine.allocate(&host(), 4096).expect("memory");
-    let target = engine.open_tcp("silent", there.engine.segment(), &address).expect("opens");
-    let own = engine.local().expect("its own memory");
-    for device in [&one, &other] {
-        let buffer = engine.allocate(device, 8192).expect("memory");
-        let (addr, remote) = (buffer.addr(), there.buffer.addr());
-        let range = [Range { local: local.addr(), remote, len: 4096 }];
-        let id = engine.submit(&target, Op::Read, &range).expect("submits");
-        let range = [Range { local: addr, remote: addr + 4096, len: 4096 }];
-        let part = Part { target: &own, op: Op::Write, copies: Copies::Ranges(&range) };
-        let options = SubmitOptions { behind: &[id], ..SubmitOptions::default() };
-        let next = engine.submit_parts(&[part], &options).expect("it is ordered");
-        let status = engine.wait(next, PATIENCE).expect("known");
-        assert_eq!(status.state, State::Completed);
-        // The peer says nothing for a second.
-        let before = engine.poll(id).expect("known").state;
-        assert!(matches!(before, State::Failed(_)), "{before:?}");
-    }
-}
-
-#[test]
-fn a_stream_goes_on_when_the_transfer_fails_and_host_memory_has_none() {
+fn a_transfer_that_failed_holds_up_no_stream_and_no_batch() {
     use kvferry_device::conformance::ApplicationStream;
     let (device, control) = gpu();
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = silent.local_addr().expect("bound").to_string();
     let knobs = [("MC_TCP_STATUS_TIMEOUT_SEC", "1")];
-    for (device, waits) in [(&device, true), (&host(), false)] {
+    for device in [&device, &host()] {
         let pair = Pair::new(device, &host(), &knobs);
         let target = pair.engine.open_tcp("silent", pair.there.engine.segment(), &address);
-        let target = target.expect("opens");
-        let id = pair.engine.submit(&target, Op::Read, &pair.whole()).expect("submits");
+        let id = pair.engine.submit(&target.expect("opens"), Op::Read, &pair.whole());
+        let id = id.expect("submits");
         let consumer = control.stream();
-        // SAFETY: the stream is the device's and alive.
+        // SAFETY: the stream is alive.
         let waiting = unsafe { Consumer::stream(consumer.handle()) };
-        let signalled = pair.engine.signal(id, waiting);
-        if !waits {
-            use kvferry_device::Error::NotOrderable;
-            assert!(matches!(signalled, Err(Error::Device(NotOrderable { .. }))), "{signalled:?}");
-            continue;
-        }
-        signalled.expect("waits");
-        let passed = consumer.record();
-        assert!(!consumer.has_fired(passed), "the peer says nothing");
-        assert!(matches!(pair.finish(id).0, State::Failed(_)));
-        until(|| consumer.has_fired(passed));
+        assert_eq!(pair.engine.signal(id, waiting), Err(Error::NotAllSubmitted(id)));
+        let state = pair.engine.wait(id, PATIENCE).expect("known").state;
+        assert!(matches!(state, State::Failed(_)), "{state:?}");
+        pair.engine.signal(id, waiting).expect("it has ended");
+        let own = pair.engine.local().expect("its own memory");
+        let local = pair.local.addr();
+        let range = [Range { local, remote: local + 4096, len: 4096 }];
+        let part = Part { target: &own, op: Op::Write, copies: Copies::Ranges(&range) };
+        let options = SubmitOptions { behind: &[id], ..SubmitOptions::default() };
+        let next = pair.engine.submit_parts(&[part], &options).expect("it has ended");
+        assert_eq!(pair.finish(next).0, State::Completed);
     }
 }
 

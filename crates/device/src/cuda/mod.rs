@@ -379,12 +379,6 @@ impl Driver for CudaDriver {
                 unsafe { self.cuda().cuStreamWaitEvent(stream.0, handle as sys::CUevent, 0) }
                     .map_err(|failure| self.not_orderable("event", failure))
             }
-            ProducerHandle::Word { word, value } => {
-                let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as c_uint;
-                // SAFETY: `HostWord::reaches` was promised a word that lives; the stream is ours.
-                unsafe { self.cuda().cuStreamWaitValue32_v2(stream.0, word, value, flags) }
-                    .map_err(|failure| self.not_orderable("word", failure))
-            }
         }
     }
 

@@ -374,12 +374,6 @@ impl Driver for RocmDriver {
                 unsafe { self.hip().hipStreamWaitEvent(stream.0, handle as sys::hipEvent_t, 0) }
                     .map_err(|failure| self.not_orderable("event", failure))
             }
-            // hipStreamWaitValue32 takes only memory of hipMallocSignalMemory (HIP's reference).
-            ProducerHandle::Word { .. } => Err(Error::NotOrderable {
-                device: self.info.to_string(),
-                what: "word",
-                reason: "HIP streams do not wait for a number of the host's".into(),
-            }),
         }
     }
 

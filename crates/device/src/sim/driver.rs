@@ -357,10 +357,6 @@ impl Driver for SimDriver {
                 executor.wait(stream, event);
             }
             ProducerHandle::Event(event) => executor.wait(stream, event),
-            // SAFETY: what `HostWord::reaches` was promised.
-            ProducerHandle::Word { word, value } => unsafe {
-                executor.wait_word(stream, word, value);
-            },
         }
         Ok(())
     }

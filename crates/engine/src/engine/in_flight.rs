@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvferry_device::Consumer;
-use kvferry_device::Error::NotOrderable;
 
 use super::Engine;
 use crate::batch::{AllPending, BatchId, BatchStatus, End, State, Told};
@@ -65,30 +64,25 @@ impl Engine {
     /// not wait. A batch that has ended is not waited for, and how a batch ends the stream does not
     /// see: ask [`Engine::poll`].
     ///
+    /// No stream waits for what is not on a device's queue yet: on a GPU it would hold up work of other
+    /// streams, the batch's own among it. Such a batch is refused: wait for it on the host, by
+    /// [`Engine::poll`], [`Engine::wait`] or [`Engine::event_fd`], and launch what needs it then.
+    ///
     /// # Errors
-    /// [`Error::UnknownBatch`], and the device's if the stream cannot wait. For what this process ends
-    /// only CUDA's can: others refuse a batch over TCP, and with [`Error::NotAllSubmitted`] one that is
-    /// submitted step by step (`MC_KVFERRY_MAX_RATE`, [`Choice::in_steps`]) as long as some of it is
-    /// not.
+    /// [`Error::UnknownBatch`]; [`Error::NotAllSubmitted`] for one that goes over TCP and has not ended,
+    /// or is submitted step by step (`MC_KVFERRY_MAX_RATE`, [`Choice::in_steps`]) and not all of it is;
+    /// the device's if the stream cannot wait.
     pub fn signal(&self, id: BatchId, consumer: Consumer) -> Result<()> {
         self.check_process()?;
         let (_, pending) = self.batches.look(id)?;
         let Some(pending) = pending else { return Ok(()) };
-        let mut steps = Vec::new();
-        if let Some(transfer) = pending.transfer.filter(|transfer| !transfer.ended()) {
-            steps.push(self.tcp()?.ending_for_stream(&self.peer, &transfer)?);
-        }
-        for paced in pending.paced.iter() {
-            match paced.submissions() {
-                Some(submissions) => steps.extend(submissions),
-                None => steps.push(self.peer.ending(paced).map_err(|error| match error {
-                    Error::Device(NotOrderable { .. }) => Error::NotAllSubmitted(id),
-                    error => error,
-                })?),
-            }
-        }
+        let steps = pending.paced.iter().map(|paced| paced.submissions());
+        let Some(steps) = steps.collect::<Option<Vec<_>>>().filter(|_| !pending.is_over_tcp())
+        else {
+            return Err(Error::NotAllSubmitted(id));
+        };
         self.peer.signal(&pending.submissions, consumer)?;
-        self.peer.signal(&steps, consumer)
+        self.peer.signal(&steps.concat(), consumer)
     }
 
     /// Asks that what of a batch has not been moved yet is not, and returns at once.

@@ -50,8 +50,9 @@ impl Engine {
     /// pieces in each direction.)
     ///
     /// # Errors
-    /// As [`Engine::submit`], [`Error::UnknownBatch`], and `NotOrderable` behind a batch of another
-    /// device, or for what goes over TCP behind any.
+    /// As [`Engine::submit`], [`Error::UnknownBatch`], [`Error::NotAllSubmitted`] behind a batch that
+    /// goes over TCP and has not ended, and `NotOrderable` behind a batch of another device, or for
+    /// what goes over TCP behind any.
     pub fn submit_parts(&self, parts: &[Part<'_>], options: &SubmitOptions<'_>) -> Result<BatchId> {
         self.check_process()?;
         self.try_submit(parts, options).inspect_err(|error| {
@@ -174,7 +175,7 @@ impl Engine {
     fn behind(&self, batches: &[BatchId]) -> Result<Behind> {
         let mut all = Behind::default();
         for &id in batches {
-            let (_, transfer) = self.batches.ask(id, |pending| {
+            let (_, is_over_tcp) = self.batches.ask(id, |pending| {
                 all.pending.extend_from_slice(&pending.submissions);
                 for paced in pending.paced.iter() {
                     match paced.submissions() {
@@ -182,10 +183,10 @@ impl Engine {
                         None => all.paced.push(Arc::clone(paced)),
                     }
                 }
-                pending.transfer.clone().filter(|transfer| !transfer.ended())
+                pending.is_over_tcp()
             })?;
-            if let Some(transfer) = transfer.flatten() {
-                all.transfers.push((self.tcp()?, transfer));
+            if is_over_tcp == Some(true) {
+                return Err(Error::NotAllSubmitted(id));
             }
         }
         Ok(all)

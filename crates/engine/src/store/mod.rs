@@ -303,7 +303,9 @@ impl PageStore {
     /// does not wait. How the operation ends the stream does not see: ask [`PageStore::poll`].
     ///
     /// # Errors
-    /// The engine's, if the stream cannot wait.
+    /// As [`Engine::signal`]: [`Error::NotAllSubmitted`] if the operation is submitted step by step
+    /// (`MC_KVFERRY_MAX_RATE`, `MC_KVFERRY_POLICY=tail`) and not all of it is: wait for it by
+    /// [`PageStore::poll`] or [`PageStore::wait`], and launch the step then.
     pub fn signal(&self, batch: &PageBatch, consumer: Consumer) -> Result<()> {
         self.check_process()?;
         let Some(outcome) = &batch.0 else { return Ok(()) };

@@ -6,7 +6,6 @@ use kvferry_device::{Fence, Producer, SliceSource, Ticket, Work};
 
 use super::lane::Lane;
 use super::offload::Paced;
-use super::tcp::{Tcp, Transfer};
 use crate::batch::Pending;
 use crate::error::Result;
 
@@ -25,25 +24,19 @@ pub(crate) struct Behind {
     pub(crate) pending: Vec<Pending>,
     /// Not all of them is submitted.
     pub(crate) paced: Vec<Arc<Paced>>,
-    /// Over TCP.
-    pub(crate) transfers: Vec<(Arc<Tcp>, Arc<Transfer>)>,
 }
 
 impl Behind {
     pub(crate) fn is_empty(&self) -> bool {
-        self.pending.is_empty() && self.paced.is_empty() && self.transfers.is_empty()
+        self.pending.is_empty() && self.paced.is_empty()
     }
 
-    /// Ends of all that is submitted, for a submission of that lane's to wait for.
+    /// Ends of all that is submitted.
     ///
     /// # Errors
-    /// `NotOrderable` if the lane's device cannot wait for the host; what lost a device, if nobody knows
-    /// when something on it ends.
-    pub(super) fn fences(&self, lane: &Arc<Lane>) -> Result<Fences> {
-        let transfers = self.transfers.iter();
-        let ending = transfers.map(|(tcp, transfer)| tcp.ending(transfer, lane));
-        let ending = ending.collect::<Result<Vec<_>>>()?;
-        Fences::of(self.pending.iter().chain(&ending))
+    /// What lost a device, if nobody knows when something on it ends.
+    pub(super) fn fences(&self) -> Result<Fences> {
+        Fences::of(&self.pending)
     }
 }
 
@@ -75,7 +68,7 @@ pub(super) struct Fences {
 
 impl Fences {
     /// Of those that are not done.
-    fn of<'a>(pending: impl Iterator<Item = &'a Pending>) -> Result<Self> {
+    fn of(pending: &[Pending]) -> Result<Self> {
         let mut fences = Self { lanes: Vec::new(), list: Vec::new() };
         for Pending { lane, ticket } in pending {
             lane.refuse_unknown(*ticket)?;

@@ -1,6 +1,5 @@
 //! Ways to move a batch. Each takes checked ranges and returns what the batch waits for.
 
-mod ending;
 mod fences;
 mod lane;
 mod load;

@@ -217,14 +217,6 @@ impl Peer {
         Ok(true)
     }
 
-    /// A submission that ends with a batch of which not all is submitted.
-    ///
-    /// # Errors
-    /// `NotOrderable` if its device cannot wait for the host.
-    pub(crate) fn ending(&self, paced: &Arc<Paced>) -> Result<Pending> {
-        self.offload.ending(paced, |index| &self.lanes[index].device)
-    }
-
     pub(crate) fn signal(&self, pending: &[Pending], consumer: Consumer) -> Result<()> {
         for Pending { lane, ticket } in pending {
             lane.refuse_unknown(*ticket)?;

@@ -63,11 +63,6 @@ impl Staging {
         })
     }
 
-    /// Devices of the engine.
-    pub(super) fn count(&self) -> usize {
-        self.devices.len()
-    }
-
     pub(super) fn device(&self, index: usize) -> &Arc<dyn Device> {
         &self.devices[index]
     }

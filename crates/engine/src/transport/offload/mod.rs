@@ -39,13 +39,12 @@ use self::steps::Steps;
 use self::submit::{
     Passing, host_grid, start_direct, start_kernel, start_staged, step_without_buffers,
 };
-use super::ending::Endings;
 use super::fences::{Order, wait_for};
 use super::lane::Lane;
 use super::overlaps::Overlaps;
 use super::peer::Submitted;
 use super::place::Plan;
-use crate::batch::{Path, Pending};
+use crate::batch::Path;
 use crate::config::{Config, Policy};
 use crate::error::{Error, Result};
 use crate::plan::Strides;
@@ -55,9 +54,6 @@ use crate::request::{OffloadMode, SubmitOptions};
 #[derive(Debug)]
 pub(crate) struct Offload {
     config: Config,
-    endings: Endings,
-    /// Per device; made when a stream first waits for a batch of which not all is submitted.
-    waits: Vec<Mutex<Option<Arc<Lane>>>>,
     /// Per device, one for each direction; made when a batch first needs it.
     ways: Vec<[Mutex<Option<Arc<Way>>>; 2]>,
     /// Per device; started when a batch is first submitted step by step.
@@ -109,8 +105,6 @@ impl Offload {
         let steps = || Mutex::new(Steps::new(config.tail_budget_percent));
         Self {
             config: config.clone(),
-            endings: Endings::default(),
-            waits: devices.iter().map(|_| Mutex::default()).collect(),
             ways: devices.iter().map(|_| Default::default()).collect(),
             workers: devices.iter().map(|_| Mutex::default()).collect(),
             steps: devices.iter().map(|_| steps()).collect(),
@@ -149,41 +143,8 @@ impl Offload {
         if let Some(worker) = &*place {
             return Ok(Arc::clone(worker));
         }
-        let worker = Worker::start(index, &device.info().to_string(), self.config.max_rate)?;
+        let worker = Worker::start(&device.info().to_string(), self.config.max_rate)?;
         Ok(Arc::clone(place.insert(Arc::new(worker))))
-    }
-
-    /// A submission that ends with the batch, for streams to wait for while steps of it are still to
-    /// be submitted. The stream that waits is none that a step may be on and, on CUDA, by its priority
-    /// in none of their hardware queues: what is behind a wait there waits, too.
-    ///
-    /// # Errors
-    /// `NotOrderable` if the device cannot wait for the host.
-    pub(super) fn ending<'a>(
-        &self,
-        paced: &Arc<Paced>,
-        device: impl FnOnce(usize) -> &'a Arc<dyn Device>,
-    ) -> Result<Pending> {
-        let index = paced.device();
-        let mut place = lock(&self.waits[index]);
-        let lane = match &*place {
-            Some(lane) => Arc::clone(lane),
-            None => {
-                let mut config = self.config.clone();
-                config.high_priority = false;
-                let options = QueueOptions {
-                    streams: 1,
-                    ring_slots: 1,
-                    slot_descriptors: 1,
-                    ..QueueOptions::default()
-                };
-                let lane = Lane::open_with(Arc::clone(device(index)), &config, &options)?;
-                Arc::clone(place.insert(Arc::new(lane)))
-            }
-        };
-        drop(place);
-        let ticket = self.endings.submit(&lane, |raise| paced.at_end(raise))?;
-        Ok(Pending { lane, ticket })
     }
 
     /// Submits nothing more of batches that are submitted step by step.
@@ -198,7 +159,6 @@ impl Offload {
     /// As [`Peer::abandon`](super::peer::Peer::abandon).
     pub(super) fn abandon(&mut self) {
         std::mem::forget((std::mem::take(&mut self.ways), std::mem::take(&mut self.workers)));
-        std::mem::forget((std::mem::take(&mut self.endings), std::mem::take(&mut self.waits)));
         std::mem::forget(std::mem::take(&mut self.steps));
     }
 
@@ -235,10 +195,7 @@ impl Offload {
 
     /// Bytes of pinned memory of the queues.
     pub(super) fn pinned_bytes(&self) -> u64 {
-        let ways: u64 = self.open_ways().map(|way| way.lane.pinned_bytes).sum();
-        let waits = self.waits.iter().filter_map(|wait| lock(wait).clone());
-        let waits: u64 = waits.map(|lane| lane.pinned_bytes).sum();
-        ways + waits + self.endings.pinned_bytes()
+        self.open_ways().map(|way| way.lane.pinned_bytes).sum()
     }
 
     /// Bytes of device memory that staged copies pass through, made so far.

@@ -16,14 +16,11 @@ use kvferry_device::{CopyDescriptor, Ticket};
 use super::lock;
 use crate::batch::Pending;
 use crate::error::{Error, Result};
-use crate::transport::ending::AtEnd;
 use crate::transport::lane::Lane;
 
 /// A batch that a worker submits, as whoever waits for it sees it.
 #[derive(Debug)]
 pub(crate) struct Paced {
-    /// Of the engine: whose memory it moves.
-    device: usize,
     progress: Mutex<Progress>,
     cancelled: AtomicBool,
     /// The worker's.
@@ -39,7 +36,6 @@ struct Progress {
     failure: Option<Error>,
     /// Nobody knows whether its steps are quiet.
     lost: Option<kvferry_device::Error>,
-    at_end: AtEnd,
 }
 
 impl Paced {
@@ -70,28 +66,6 @@ impl Paced {
     pub(crate) fn submissions(&self) -> Option<Vec<Pending>> {
         let progress = lock(&self.progress);
         progress.all_submitted.then(|| progress.pending.clone())
-    }
-
-    pub(super) fn device(&self) -> usize {
-        self.device
-    }
-
-    /// Does something once, when it has ended or its device is lost.
-    pub(super) fn at_end(&self, it: Box<dyn FnOnce() + Send>) {
-        let mut progress = lock(&self.progress);
-        if !progress.ended && progress.lost.is_none() {
-            return progress.at_end.push(it);
-        }
-        drop(progress);
-        it();
-    }
-
-    fn lose(&self, error: kvferry_device::Error) {
-        let mut progress = lock(&self.progress);
-        progress.lost = Some(error);
-        let at_end = progress.at_end.take();
-        drop(progress);
-        at_end.run();
     }
 }
 
@@ -175,9 +149,6 @@ impl Running {
         if ended {
             progress.failure.clone_from(&self.failure);
             progress.ended = true;
-            let at_end = progress.at_end.take();
-            drop(progress);
-            at_end.run();
         }
     }
 }
@@ -247,7 +218,6 @@ impl std::fmt::Debug for Shared {
 
 /// The worker of one device.
 pub(super) struct Worker {
-    device: usize,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -259,7 +229,7 @@ impl std::fmt::Debug for Worker {
 }
 
 impl Worker {
-    pub(super) fn start(device: usize, name: &str, rate: Option<u64>) -> Result<Self> {
+    pub(super) fn start(name: &str, rate: Option<u64>) -> Result<Self> {
         let shared = Arc::new(Shared::default());
         let now = Instant::now();
         let pace = Pace { bytes_a_second: rate, due: now, pause_ends: now };
@@ -270,12 +240,11 @@ impl Worker {
                 move || run(&shared, pace)
             })
             .map_err(|error| Error::System { call: "thread", reason: error.to_string() })?;
-        Ok(Self { device, shared, thread: Some(thread) })
+        Ok(Self { shared, thread: Some(thread) })
     }
 
     pub(super) fn add(&self, job: Job) -> Arc<Paced> {
         let paced = Arc::new(Paced {
-            device: self.device,
             progress: Mutex::default(),
             cancelled: AtomicBool::new(false),
             shared: Arc::clone(&self.shared),
@@ -433,7 +402,7 @@ fn check(running: &mut Running, lane: &Arc<Lane>, moved: bool) -> Advance {
     if let Some(lost) = waits_for_device.then(|| lane.check().err()).flatten() {
         // Its steps and their buffers stay as they are: the batch's holds are leaked by whoever
         // ends it.
-        running.paced.lose(lost);
+        lock(&running.paced.progress).lost = Some(lost);
         return Advance::Ended;
     }
     Advance::Waits

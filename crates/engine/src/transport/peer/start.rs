@@ -28,10 +28,7 @@ impl Peer {
         overlaps: &mut Overlaps<'_>,
     ) -> Result<Submitted> {
         let parts: Vec<_> = plans.iter().zip(strides).collect();
-        let fences = match plans.first() {
-            Some(plan) => behind.fences(self.lane(plan.device()))?,
-            None => return Ok(Submitted::nothing()),
-        };
+        let fences = behind.fences()?;
         let order = Order { after: options.after, behind: fences.list(), paced: &behind.paced };
         let mut all = Submitted::nothing();
         for direction in [None, Some(Direction::Store), Some(Direction::Load)] {

@@ -19,16 +19,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use kvferry_device::{Device, Producer, Vendor};
+use kvferry_device::{Device, Producer};
 use kvferry_wire::batch::{Key, Limits};
 use rustix::fs::{Mode, OFlags};
 
-use super::ending::Endings;
-use super::lane::Lane;
 use super::peer::Peer;
 use super::staging::Staging;
 use super::watcher::wait_for;
-use crate::batch::Pending;
 use crate::config::{Config, OverlapCheck};
 use crate::error::{Error, Result};
 use crate::pinned::PinnedAccount;
@@ -50,7 +47,6 @@ pub(crate) struct Tcp {
     overlap_check: OverlapCheck,
     /// One for each thread that has ever planned at the same time as others.
     scratches: Mutex<Vec<Scratch>>,
-    endings: Endings,
     threads: Threads,
 }
 
@@ -103,7 +99,6 @@ impl Tcp {
             sessions: Mutex::default(),
             overlap_check: config.overlap_check,
             scratches: Mutex::default(),
-            endings: Endings::default(),
             threads,
         })
     }
@@ -157,32 +152,7 @@ impl Tcp {
     /// Bytes of pinned memory for staging, with what its queues hold.
     pub(crate) fn pinned_bytes(&self) -> u64 {
         let staging = &self.shared.staging;
-        staging.slot_bytes() + staging.queue_bytes() + self.endings.pinned_bytes()
-    }
-
-    /// A submission of the lane's that ends with the transfer, for other submissions to wait for.
-    ///
-    /// # Errors
-    /// `NotOrderable` if the lane's device cannot wait for the host.
-    pub(crate) fn ending(&self, transfer: &Arc<Transfer>, lane: &Arc<Lane>) -> Result<Pending> {
-        let ticket = self.endings.submit(lane, |raise| transfer.at_end(raise))?;
-        Ok(Pending { lane: Arc::clone(lane), ticket })
-    }
-
-    /// As [`Tcp::ending`], for a stream, which does not say whose it is: of the device whose memory
-    /// the transfer uses or, if that is host memory, of the first that may have streams.
-    ///
-    /// # Errors
-    /// As [`Tcp::ending`].
-    pub(crate) fn ending_for_stream(
-        &self,
-        peer: &Peer,
-        transfer: &Arc<Transfer>,
-    ) -> Result<Pending> {
-        let vendor = |device: usize| peer.lane(device).device.info().vendor;
-        let devices = std::iter::once(transfer.device()).chain(0..self.shared.staging.count());
-        let gpu = devices.into_iter().find(|&device| vendor(device) != Vendor::Host);
-        self.ending(transfer, peer.lane(gpu.unwrap_or(transfer.device())))
+        staging.slot_bytes() + staging.queue_bytes()
     }
 
     /// Starts planned parts, behind the producer if there is one.

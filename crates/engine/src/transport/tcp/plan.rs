@@ -107,7 +107,7 @@ impl Tcp {
             let session = Arc::clone(session);
             planned.push(PlannedPart { session, order, bytes, requests });
         }
-        Ok((Planned { parts: planned, transfer: Arc::new(Transfer::of(device)), device }, summary))
+        Ok((Planned { parts: planned, transfer: Arc::default(), device }, summary))
     }
 
     /// Finds what is wrong with a list of which only some goes over TCP.

@@ -1,6 +1,5 @@
 //! A batch's share of what goes over TCP.
 
-use std::fmt::{self, Debug};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,37 +10,16 @@ use super::layout::Layout;
 use crate::error::Error;
 
 /// What a batch waits for over TCP: all its requests, at all its peers.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Transfer {
-    /// Whose memory it uses.
-    device: usize,
     /// Claims that have not ended.
     remaining: AtomicUsize,
     failure: Mutex<Option<Error>>,
     fell_back: AtomicBool,
     cancelled: AtomicBool,
-    /// What is done at the end.
-    at_end: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
-}
-
-impl Debug for Transfer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (remaining, failure) = (&self.remaining, &self.failure);
-        let mut debug = f.debug_struct("Transfer");
-        debug.field("remaining", remaining).field("failure", failure).finish_non_exhaustive()
-    }
 }
 
 impl Transfer {
-    /// One that uses memory of that device of the engine.
-    pub(super) fn of(device: usize) -> Self {
-        Self { device, ..Self::default() }
-    }
-
-    pub(super) fn device(&self) -> usize {
-        self.device
-    }
-
     /// Whether all requests are over and this side's memory is quiet.
     pub(crate) fn ended(&self) -> bool {
         self.remaining.load(Ordering::Acquire) == 0
@@ -63,16 +41,6 @@ impl Transfer {
         self.cancelled.store(true, Ordering::Release);
     }
 
-    /// Does something once, when it has ended.
-    pub(super) fn at_end(&self, it: Box<dyn FnOnce() + Send>) {
-        let mut at_end = self.at_end.lock().unwrap_or_else(PoisonError::into_inner);
-        if !self.ended() {
-            return at_end.push(it);
-        }
-        drop(at_end);
-        it();
-    }
-
     /// Something more to wait for.
     pub(super) fn claim(self: &Arc<Self>) -> Claim {
         self.remaining.fetch_add(1, Ordering::Relaxed);
@@ -83,12 +51,7 @@ impl Transfer {
         if let Err(error) = result {
             self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         }
-        if self.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let mut at_end = self.at_end.lock().unwrap_or_else(PoisonError::into_inner);
-            let all = std::mem::take(&mut *at_end);
-            drop(at_end);
-            all.into_iter().for_each(|it| it());
-        }
+        self.remaining.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
