@@ -319,7 +319,7 @@ impl Default for QueueOptions {
             streams: 4,
             ring_slots: 32,
             slot_descriptors: 8192,
-            first_descriptors: 2048,
+            first_descriptors: 1024,
             max_grid_blocks: 528,
             tile_bytes: 16 << 10,
             high_priority: true,
