@@ -133,8 +133,9 @@ mod orders {
         let options = SubmitOptions { after: Some(after), ..SubmitOptions::default() };
         let part = Part { target: peer.target(), op: Op::Read, copies: (&range).into() };
         let id = here.engine.submit_parts(&[part], &options).expect("submits");
-        assert_eq!(here.engine.signal(id, consumer), Err(Error::NotAllSubmitted(id)));
+        let refused = here.engine.signal(id, consumer);
         before.open();
+        assert_eq!(refused, Err(Error::NotAllSubmitted(id)));
         let status = here.engine.wait(id, PATIENCE).expect("known");
         assert_eq!(status.state, State::Completed);
         here.engine.signal(id, consumer).expect("it has ended");
