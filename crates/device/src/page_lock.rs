@@ -306,15 +306,48 @@ impl<L: PageLocker> PageLocks<L> {
         inside(dst).chain(inside(src)).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Whether a border lies among those rows, at either end.
-    pub(crate) fn cross(&self, rows: Rows) -> bool {
-        let ends = [(rows.dst, rows.dst_pitch), (rows.src, rows.src_pitch)];
-        let all = ends.map(|(addr, pitch)| {
-            (addr, (rows.count - 1).saturating_mul(pitch).saturating_add(rows.len))
-        });
+    /// Where rows have to be divided, so that a border lies between two blocks of them or inside a row
+    /// that is a block by itself: numbers of rows, from 1 on.
+    fn row_borders(&self, rows: Rows) -> Vec<u64> {
+        let mut found = BTreeSet::new();
         let seen = self.seen();
-        seen.values()
-            .any(|it| all.iter().any(|&(addr, len)| it.borders(addr, len).next().is_some()))
+        for (addr, pitch) in [(rows.dst, rows.dst_pitch), (rows.src, rows.src_pitch)] {
+            let len = (rows.count - 1).saturating_mul(pitch).saturating_add(rows.len);
+            for border in seen.values().flat_map(|it| it.borders(addr, len)) {
+                let (row, inside) = (border / pitch, border % pitch);
+                if inside < rows.len {
+                    found.insert(row);
+                }
+                if inside > 0 {
+                    found.insert(row + 1);
+                }
+            }
+        }
+        found.into_iter().filter(|row| (1..rows.count).contains(row)).collect()
+    }
+
+    /// As [`PageLocks::copy`], of rows that `block` copies at once.
+    pub(crate) fn copy_rows<E>(
+        &self,
+        rows: Rows,
+        refused: impl Fn(&E) -> bool,
+        copy: impl Fn(u64, u64, u64) -> Result<(), E>,
+        block: impl Fn(Rows) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let part = |from: u64, to: u64| {
+            let src = rows.src.wrapping_add(from * rows.src_pitch);
+            let dst = rows.dst.wrapping_add(from * rows.dst_pitch);
+            match to - from {
+                1 => self.copy([dst, src], rows.len, &refused, &copy),
+                count => block(Rows { src, dst, count, ..rows }),
+            }
+        };
+        match part(0, rows.count) {
+            Err(error) if refused(&error) => {
+                copy_parts(&self.row_borders(rows), (0, rows.count), error, &refused, &part)
+            }
+            done => done,
+        }
     }
 
     /// Copies by `copy`, which takes a destination, a source and a length. Drivers refuse a copy

@@ -411,36 +411,43 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn copy_rows(&self, stream: Stream, rows: Rows) -> Result<bool> {
-        let Rows { src, dst, len, src_pitch, dst_pitch, count } = rows;
+        let Rows { len, src_pitch, dst_pitch, count, .. } = rows;
         if len == 0 || count == 0 {
             return Ok(true);
         }
         if src_pitch.max(dst_pitch) > self.most_pitch || src_pitch.min(dst_pitch) < len {
             return Ok(false);
         }
-        let copy = sys::CUDA_MEMCPY2D {
-            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED,
-            srcDevice: src,
-            srcPitch: src_pitch as usize,
-            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED,
-            dstDevice: dst,
-            dstPitch: dst_pitch as usize,
-            WidthInBytes: len as usize,
-            Height: count as usize,
-            srcXInBytes: 0,
-            srcY: 0,
-            srcHost: std::ptr::null(),
-            srcArray: std::ptr::null_mut(),
-            dstXInBytes: 0,
-            dstY: 0,
-            dstHost: std::ptr::null_mut(),
-            dstArray: std::ptr::null_mut(),
+        let copy = |dst, src, len| {
+            // SAFETY: the caller's contract, of a row or a part of one.
+            unsafe { self.cuda().cuMemcpyAsync(dst, src, len as usize, stream.0) }
         };
-        // SAFETY: the caller's contract, for every row; the driver copies what `copy` says.
-        match unsafe { self.cuda().cuMemcpy2DAsync_v2(&copy, stream.0) } {
-            Err(failure) if is_refusal(&failure) && LOCKS.cross(rows) => Ok(false),
-            copied => copied.map(|()| true).map_err(|failure| self.error(failure)),
-        }
+        let block = |rows: Rows| {
+            let copy = sys::CUDA_MEMCPY2D {
+                srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+                srcDevice: rows.src,
+                srcPitch: src_pitch as usize,
+                dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+                dstDevice: rows.dst,
+                dstPitch: dst_pitch as usize,
+                WidthInBytes: len as usize,
+                Height: rows.count as usize,
+                srcXInBytes: 0,
+                srcY: 0,
+                srcHost: std::ptr::null(),
+                srcArray: std::ptr::null_mut(),
+                dstXInBytes: 0,
+                dstY: 0,
+                dstHost: std::ptr::null_mut(),
+                dstArray: std::ptr::null_mut(),
+            };
+            // SAFETY: the caller's contract, for every row; the driver copies what `copy` says.
+            unsafe { self.cuda().cuMemcpy2DAsync_v2(&copy, stream.0) }
+        };
+        LOCKS
+            .copy_rows(rows, is_refusal, copy, block)
+            .map(|()| true)
+            .map_err(|failure| self.error(failure))
     }
 
     unsafe fn launch(

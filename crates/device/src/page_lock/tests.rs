@@ -343,17 +343,84 @@ fn memory_that_the_application_has_locked_is_cut_only_where_a_copy_is_refused() 
     assert!(done.iter().any(|&[_, src, _]| src == border), "{done:?}");
 }
 
+/// As [`copies`], of rows: blocks as they are, and parts of single rows as blocks of one.
+fn blocks(
+    locks: &PageLocks<Books>,
+    rows: Rows,
+    borders: &[u64],
+) -> (Result<(), &'static str>, Vec<Rows>, usize) {
+    let (done, calls) = (Mutex::new(Vec::new()), Mutex::new(0));
+    let block = |rows: Rows| {
+        *calls.lock().unwrap() += 1;
+        let refused = [(rows.dst, rows.dst_pitch), (rows.src, rows.src_pitch)];
+        let refused = refused.map(|(side, pitch)| {
+            let end = side + (rows.count - 1) * pitch + rows.len;
+            borders.iter().any(|&at| side < at && at < end)
+        });
+        if refused.contains(&true) {
+            return Err("refused");
+        }
+        done.lock().unwrap().push(rows);
+        Ok(())
+    };
+    let copied = locks.copy_rows(
+        rows,
+        |&said| said == "refused",
+        |dst, src, len| block(Rows { src, dst, len, count: 1, ..rows }),
+        block,
+    );
+    (copied, done.into_inner().unwrap(), calls.into_inner().unwrap())
+}
+
 #[test]
-fn rows_cross_where_a_border_is_among_them_at_either_end() {
+fn rows_that_are_refused_are_few_blocks_and_only_a_row_with_a_border_inside_is_cut() {
     let (locks, books) = (PageLocks::new(), Arc::new(Books::default()));
-    locks.lock(&books, page(10) + 5, page(3)).expect("locks");
-    let rows = |src, dst| Rows { src, dst, len: 8, src_pitch: 16, dst_pitch: 16, count: 10 };
-    let (clear, across) = (page(11), page(11) - 151);
-    assert!(!locks.cross(rows(clear, page(500))));
-    assert!(!locks.cross(rows(page(11) - 152, page(500))));
-    assert!(locks.cross(rows(across, page(500))));
-    assert!(locks.cross(rows(page(500), across)));
-    assert!(locks.cross(rows(page(500), across + SHIFT)));
+    locks.lock(&books, page(10) + 5, page(300)).expect("locks");
+    let device = page(1000);
+    let borders = [page(11), page(310), page(311)];
+    // Rows of 100 bytes that lie 256 apart: inside of one, in a gap, and where one begins.
+    for (offset, inside) in [(60, true), (200, false), (0, false)] {
+        let first = page(11) - 256 * 3 - offset;
+        let host =
+            Rows { src: first, dst: device, len: 100, src_pitch: 256, dst_pitch: 100, count: 64 };
+        let other = Rows { src: host.dst, dst: host.src, src_pitch: 100, dst_pitch: 256, ..host };
+        for rows in [host, other] {
+            let (copied, done, calls) = blocks(&locks, rows, &borders);
+            assert_eq!(copied, Ok(()));
+            assert!(calls <= 9, "{calls} calls");
+            assert_eq!(
+                done.iter().filter(|block| block.len < 100).count(),
+                2 * usize::from(inside)
+            );
+            assert!(done.len() <= if inside { 4 } else { 2 }, "{done:?}");
+            // All of it, once and in its place.
+            let mut bytes: Vec<_> = done
+                .iter()
+                .flat_map(|block| {
+                    (0..block.count).flat_map(move |row| {
+                        (0..block.len).map(move |at| {
+                            (
+                                block.src + row * block.src_pitch + at,
+                                block.dst + row * block.dst_pitch + at,
+                            )
+                        })
+                    })
+                })
+                .collect();
+            bytes.sort_unstable();
+            let expected: Vec<_> = (0..64 * 100)
+                .map(|at| (at / 100, at % 100))
+                .map(|(row, at)| {
+                    (rows.src + row * rows.src_pitch + at, rows.dst + row * rows.dst_pitch + at)
+                })
+                .collect();
+            assert_eq!(bytes, expected);
+        }
+        // One call where no border is, and what is wrong elsewhere stays so.
+        let clear = Rows { src: page(20), ..host };
+        assert_eq!(blocks(&locks, clear, &borders), (Ok(()), vec![clear], 1));
+        assert_eq!(blocks(&locks, clear, &[page(20) + 300]), (Err("refused"), vec![], 1));
+    }
 }
 
 #[test]

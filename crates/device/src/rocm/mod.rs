@@ -402,30 +402,36 @@ impl Driver for RocmDriver {
     }
 
     unsafe fn copy_rows(&self, stream: Stream, rows: Rows) -> Result<bool> {
-        let Rows { src, dst, len, src_pitch, dst_pitch, count } = rows;
+        let Rows { len, src_pitch, dst_pitch, count, .. } = rows;
         if len == 0 || count == 0 {
             return Ok(true);
         }
         if src_pitch.max(dst_pitch) > self.most_pitch || src_pitch.min(dst_pitch) < len {
             return Ok(false);
         }
-        // SAFETY: the caller's contract, for every row.
-        let copied = unsafe {
-            self.hip().hipMemcpy2DAsync(
-                dst as *mut c_void,
-                dst_pitch as usize,
-                src as *const c_void,
-                src_pitch as usize,
-                len as usize,
-                count as usize,
-                sys::hipMemcpyDefault,
-                stream.0,
-            )
+        let copy = |dst: u64, src: u64, len: u64| {
+            // SAFETY: the caller's contract, of a row or a part of one.
+            unsafe { self.copy_bytes(stream, dst, src, len) }
         };
-        match copied {
-            Err(failure) if is_refusal(&failure) && LOCKS.cross(rows) => Ok(false),
-            copied => copied.map(|()| true).map_err(|failure| self.error(failure)),
-        }
+        let block = |rows: Rows| {
+            // SAFETY: the caller's contract, for every row.
+            unsafe {
+                self.hip().hipMemcpy2DAsync(
+                    rows.dst as *mut c_void,
+                    dst_pitch as usize,
+                    rows.src as *const c_void,
+                    src_pitch as usize,
+                    len as usize,
+                    rows.count as usize,
+                    sys::hipMemcpyDefault,
+                    stream.0,
+                )
+            }
+        };
+        LOCKS
+            .copy_rows(rows, is_refusal, copy, block)
+            .map(|()| true)
+            .map_err(|failure| self.error(failure))
     }
 
     unsafe fn launch(
