@@ -124,8 +124,8 @@ impl SimControl {
     ///
     /// Names: `allocate free allocate_pinned allocation prepare_export export open import (each
     /// chunk of an open) close map_host unmap_host create_stream create_event record fired wait
-    /// store wait_producer signal_consumer copy copy_rows launch launch_inline launch_compact write
-    /// read enter`.
+    /// store wait_producer signal_consumer copy copy_rows launch launch_claimed launch_inline
+    /// launch_compact clear write read enter`.
     pub fn fail(&self, call: &'static str, nth: u64, fault: Fault) {
         let mut faults = self.faults();
         let number = faults.calls.get(call).copied().unwrap_or(0) + nth + 1;
