@@ -115,6 +115,9 @@ impl Driver for HostDriver {
     }
 
     fn allocate(&self, bytes: u64) -> Result<u64> {
+        // A GPU locks whole pages: of memory that ends inside of one the last page would be a lock by
+        // itself, and every copy over its border would be cut there.
+        let (_, bytes) = whole_pages(0, bytes);
         self.memory.allocate(bytes).map_err(|error| system_error(&self.info, "memfd", bytes, error))
     }
 

@@ -81,3 +81,18 @@ fn no_source_file_calls_a_vendors_batch_copy() {
     }
     assert!(files > 20, "only {files} files were read");
 }
+
+#[test]
+fn host_memory_of_any_size_is_whole_pages_so_that_a_gpu_locks_it_as_one() {
+    let host = host().expect("always there");
+    let page = rustix::param::page_size() as u64;
+    for bytes in [1, 100, page - 1, page, page + 1, 5 * page + 7] {
+        let memory = Arc::clone(&host).allocate(bytes).expect("memory");
+        let allocation = host.allocation(memory.addr()).expect("there");
+        assert_eq!(
+            (allocation.base, allocation.len),
+            (memory.addr(), bytes.next_multiple_of(page))
+        );
+        assert_eq!(memory.len(), bytes);
+    }
+}
