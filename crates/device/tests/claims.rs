@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use kvferry_device::sim::{Fault, Live, SimControl, SimOptions, sim};
 use kvferry_device::{
-    CopyDescriptor, Destinations, Device, Left, Memory, Queue, QueueOptions, SliceSource, Verdict,
-    Work,
+    CopyDescriptor, Destinations, Left, Memory, Queue, QueueOptions, SliceSource, Verdict, Work,
 };
 
 const PIECES: u64 = 700;
