@@ -65,7 +65,6 @@ pub fn host_uuid() -> DeviceUuid {
 }
 
 /// The first byte and the length of the pages that a range touches.
-#[cfg(any(feature = "cuda", feature = "rocm", feature = "testing"))]
 pub(crate) fn whole_pages(addr: u64, len: u64) -> (u64, u64) {
     let page = rustix::param::page_size() as u64;
     let base = addr - addr % page;
