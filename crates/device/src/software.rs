@@ -2,6 +2,8 @@
 //! simulated GPU have in common. Work is deferred: a thread of the device runs it later, as a GPU
 //! would.
 
+mod claim;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -13,6 +15,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 #[cfg(feature = "testing")]
 use rustix::mm::{MremapFlags, mmap_anonymous, mremap};
 
+use self::claim::claim;
 use crate::compact::CompactDescriptor;
 use crate::device::Allocation;
 use crate::kernel::Claims;
@@ -534,47 +537,6 @@ pub(crate) unsafe fn expand(
         // SAFETY: the caller's contract.
         units.flat_map(move |unit| unsafe { compact.unit(unit) })
     })
-}
-
-/// As `claim_block` in `kernels/copy.cu`, for all blocks of a destination.
-///
-/// # Safety
-/// The table and the verdict are there, and only this thread uses the table.
-unsafe fn claim(claims: &Claims, copy: &CopyDescriptor, index: u32) {
-    if copy.len == 0 {
-        return;
-    }
-    let begin = copy.dst - claims.low;
-    let (first, last) = (begin >> claims.shift, (begin + copy.len - 1) >> claims.shift);
-    for block in first / 32..=last / 32 {
-        let mut granules = u32::MAX;
-        if block == first / 32 {
-            granules &= u32::MAX << (first % 32);
-        }
-        if block == last / 32 {
-            granules &= u32::MAX >> (31 - last % 32);
-        }
-        let entry = (block + 1) << 32 | u64::from(granules);
-        let mut place = (block as u32).wrapping_mul(2_654_435_769) >> (32 - claims.log2);
-        loop {
-            // SAFETY: the caller's contract; a place is less than the entries of the table.
-            let found = unsafe { &mut *(claims.table as *mut u64).add(place as usize) };
-            if *found == 0 {
-                *found = entry;
-                break;
-            }
-            if *found >> 32 == entry >> 32 {
-                if *found as u32 & granules != 0 {
-                    // SAFETY: the caller's contract: an aligned u32 that others use as an atomic.
-                    let verdict = unsafe { &*(claims.verdict as *const AtomicU32) };
-                    verdict.store(index, Ordering::Relaxed);
-                }
-                *found |= u64::from(granules);
-                break;
-            }
-            place = (place + 1) & ((1 << claims.log2) - 1);
-        }
-    }
 }
 
 /// # Safety

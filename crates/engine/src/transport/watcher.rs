@@ -6,19 +6,10 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvferry_device::{Producer, SliceSource, Ticket, Work};
+use kvferry_device::Ticket;
 
 use super::lane::Lane;
 use crate::error::{Error, Result};
-
-/// Submits nothing but a wait for the caller's own work, and says when that is done.
-pub(super) fn wait_for(lane: &Arc<Lane>, producer: Producer) -> Result<Ticket> {
-    let mut nothing = SliceSource(&[]);
-    let mut work = Work { after: Some(producer), ..Work::pieces(&mut nothing) };
-    // SAFETY: it copies nothing.
-    let submitted = unsafe { lane.lock().submit(&mut work) };
-    submitted.map_err(|error| error.error.into())
-}
 
 type Ended = Box<dyn FnOnce(Result<()>) + Send>;
 

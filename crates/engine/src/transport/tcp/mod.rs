@@ -23,9 +23,9 @@ use kvferry_device::{Device, Producer};
 use kvferry_wire::batch::{Key, Limits};
 use rustix::fs::{Mode, OFlags};
 
+use super::fences::{Order, wait_for};
 use super::peer::Peer;
 use super::staging::Staging;
-use super::watcher::wait_for;
 use crate::config::{Config, OverlapCheck};
 use crate::error::{Error, Result};
 use crate::pinned::PinnedAccount;
@@ -176,7 +176,7 @@ impl Tcp {
             return Ok(transfer);
         };
         let lane = Arc::clone(peer.lane(planned.device));
-        let ticket = match wait_for(&lane, producer) {
+        let ticket = match wait_for(&lane, Order { after: Some(producer), ..Order::NONE }) {
             Ok(ticket) => ticket,
             Err(error) => {
                 all.end(Ok(()));
