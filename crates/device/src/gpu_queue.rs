@@ -1,10 +1,11 @@
 //! A queue over any [`Driver`]: descriptor ring, event pool, launches and completion.
 //!
 //! Three things say that work is over. The *word* of a submission, in pinned memory, is stored by
-//! the device at its end: completion is read without a call. The *end event*, recorded just before,
-//! is what a consumer's stream waits for and what tells a lost device from a slow one. A *slot
-//! event* behind each launch but the last frees its ring slot early, when a submission needs more
-//! than there are.
+//! the device at its end: completion is read without a call. The *end event* is what a consumer's
+//! stream waits for and what tells a lost device from a slow one; it is recorded when somebody asks
+//! for it, or when other work is about to follow on the stream, which for most submissions is never.
+//! A *slot event* behind each launch but the last frees its ring slot early, when a submission needs
+//! more than there are.
 //!
 //! A submission with a producer, or behind others that run, gets a stream of its own for as long as
 //! it waits, so that it holds up nobody else.
@@ -44,10 +45,21 @@ const CHECK: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 struct InFlight<D: Driver> {
     ticket: Ticket,
-    end: D::Event,
+    /// Where its last work is, its word.
+    stream: D::Stream,
+    /// Once it is recorded. Until then nothing else follows on the stream.
+    end: Option<D::Event>,
     /// Of an ungated one: how many of the queue's `slots_in_use` are its own.
     slots: usize,
     gate: Option<Gate<D>>,
+}
+
+/// A stream that submissions share.
+#[derive(Debug)]
+struct SharedStream<D: Driver> {
+    handle: D::Stream,
+    /// The submission that ended on it last, if its end event may be missing.
+    ended: Option<Ticket>,
 }
 
 /// The end event of a submission, lent so many times, and so not used for anything else.
@@ -112,7 +124,7 @@ pub(crate) struct GpuQueue<D: Driver> {
     options: QueueOptions,
     /// Blocks that each kernel may have, by [`Entry`].
     grids: [u32; Entry::ALL.len()],
-    streams: Vec<D::Stream>,
+    streams: Vec<SharedStream<D>>,
     next_stream: usize,
     /// For submissions that wait; made when needed, kept for the next.
     idle_gate_streams: Vec<D::Stream>,
@@ -189,7 +201,7 @@ impl<D: Driver> GpuQueue<D> {
         };
         for _ in 0..queue.options.streams {
             let stream = driver.create_stream(queue.options.high_priority)?;
-            queue.streams.push(stream);
+            queue.streams.push(SharedStream { handle: stream, ended: None });
         }
         // One event a slot, one a stream and one to join streams, so that few transfers create any.
         for _ in 0..events {
@@ -207,26 +219,38 @@ impl<D: Driver> GpuQueue<D> {
     }
 
     /// The stream for the next launch or copy.
-    fn use_stream(&mut self, open: &mut Open<D>) -> D::Stream {
-        open.started = true;
+    fn use_stream(&mut self, open: &mut Open<D>) -> Result<D::Stream> {
         if let Some(gate) = &open.gate {
-            return match open.turn {
+            open.started = true;
+            return Ok(match open.turn {
                 Some(1) => gate.second.unwrap_or(gate.stream),
                 _ => gate.stream,
-            };
+            });
         }
-        if let Some(at) = open.turn.and_then(|turn| open.turns[turn]) {
-            open.streams |= 1 << at;
-            open.last_stream = at;
-            return self.streams[at];
+        let at = if let Some(at) = open.turn.and_then(|turn| open.turns[turn]) {
+            at
+        } else if open.in_order && open.streams != 0 {
+            open.last_stream
+        } else {
+            self.next_stream = (self.next_stream + 1) % self.streams.len();
+            self.next_stream
+        };
+        let stream = self.shared_stream(at)?;
+        open.started = true;
+        open.streams |= 1 << at;
+        open.last_stream = at;
+        Ok(stream)
+    }
+
+    /// A stream that something will be put on, behind the end of what is there.
+    fn shared_stream(&mut self, at: usize) -> Result<D::Stream> {
+        if let Some(ticket) = self.streams[at].ended {
+            if !self.words.done(ticket) {
+                self.end_of(ticket)?;
+            }
+            self.streams[at].ended = None;
         }
-        if open.in_order && open.streams != 0 {
-            return self.streams[open.last_stream];
-        }
-        self.next_stream = (self.next_stream + 1) % self.streams.len();
-        open.streams |= 1 << self.next_stream;
-        open.last_stream = self.next_stream;
-        self.streams[self.next_stream]
+        Ok(self.streams[at].handle)
     }
 
     fn take_event(&mut self) -> Result<D::Event> {
@@ -245,13 +269,31 @@ impl<D: Driver> GpuQueue<D> {
         Ok(event)
     }
 
-    /// A submission that is not known to be done.
-    fn find(&self, ticket: Ticket) -> Option<&InFlight<D>> {
-        self.in_flight.iter().chain(&self.gated).find(|submission| submission.ticket == ticket)
+    /// A submission that is not known to be done. It is mostly one of the last.
+    fn find(&mut self, ticket: Ticket) -> Option<&mut InFlight<D>> {
+        let mut all = self.in_flight.iter_mut().rev().chain(&mut self.gated);
+        all.find(|submission| submission.ticket == ticket)
+    }
+
+    /// The end event of a submission, recorded now if it was not; none if the submission is done.
+    fn end_of(&mut self, ticket: Ticket) -> Result<Option<D::Event>> {
+        let (stream, end) = match self.find(ticket) {
+            Some(submission) => (submission.stream, submission.end),
+            None => return Ok(None),
+        };
+        if end.is_some() {
+            return Ok(end);
+        }
+        let event = self.record(stream)?;
+        if let Some(submission) = self.find(ticket) {
+            submission.end = Some(event);
+        }
+        Ok(Some(event))
     }
 
     /// Gives an event back to the pool, or to whoever borrowed it.
-    fn end_event(&mut self, ticket: Ticket, event: D::Event) {
+    fn end_event(&mut self, ticket: Ticket, event: Option<D::Event>) {
+        let Some(event) = event else { return };
         match self.lent.iter_mut().find(|lent| lent.ticket == ticket) {
             Some(lent) => lent.ended = Some(event),
             None => self.idle_events.push(event),
@@ -285,7 +327,8 @@ impl<D: Driver> GpuQueue<D> {
             }
         };
         let gate = Gate { stream, second: None, event, slots: Vec::new(), open_since: None };
-        let driver = &self.device.driver;
+        let device = Arc::clone(&self.device);
+        let driver = &device.driver;
         let waits = producer
             .map_or(Ok(()), |producer| driver.wait_producer(stream, producer.0, event))
             .and_then(|()| {
@@ -306,7 +349,7 @@ impl<D: Driver> GpuQueue<D> {
     fn close(&mut self, open: &mut Open<D>, ticket: Ticket, all: bool) -> Result<()> {
         let stream = match &open.gate {
             Some(gate) => gate.stream,
-            None => self.streams[open.last_stream],
+            None => self.shared_stream(open.last_stream)?,
         };
         if let Some(second) = open.gate.as_ref().and_then(|gate| gate.second) {
             let event = self.record(second)?;
@@ -319,7 +362,7 @@ impl<D: Driver> GpuQueue<D> {
             let streams = if all { every } else { open.streams };
             for index in 0..self.streams.len() {
                 if index != open.last_stream && streams >> index & 1 == 1 {
-                    let event = self.record(self.streams[index])?;
+                    let event = self.record(self.streams[index].handle)?;
                     let waits = self.device.driver.wait(stream, event);
                     // The wait is for what was recorded, whatever is recorded next.
                     self.idle_events.push(event);
@@ -327,12 +370,13 @@ impl<D: Driver> GpuQueue<D> {
                 }
             }
         }
-        let end = self.record(stream)?;
+        // The table is cleared behind the end.
+        let end = if open.claiming.is_some() { Some(self.record(stream)?) } else { None };
         // SAFETY: the word lies in memory that is freed after the last submission is done, or never.
         let stored =
             unsafe { self.device.driver.store(stream, self.words.address(ticket), ticket.value) };
         if let Err(error) = stored {
-            self.idle_events.push(end);
+            self.idle_events.extend(end);
             return Err(error);
         }
         if let Some(slot) = open.slot.take() {
@@ -343,11 +387,12 @@ impl<D: Driver> GpuQueue<D> {
         }
         let gate = open.gate.take();
         let gated = gate.is_some();
-        let in_flight = InFlight { ticket, end, slots: open.slots, gate };
+        let in_flight = InFlight { ticket, stream, end, slots: open.slots, gate };
         if gated {
             self.gated.push(in_flight)
         } else {
-            self.in_flight.push_back(in_flight)
+            self.in_flight.push_back(in_flight);
+            self.streams[open.last_stream].ended = Some(ticket);
         }
         Ok(())
     }
@@ -428,24 +473,26 @@ impl<D: Driver> Queue for GpuQueue<D> {
     fn signal(&mut self, ticket: Ticket, consumer: Consumer) -> Result<()> {
         let device = Arc::clone(&self.device);
         let _scope = device.driver.enter()?;
-        match self.find(ticket) {
+        match self.end_of(ticket)? {
             // What is not in flight is done.
             None => Ok(()),
-            Some(submission) => device.driver.signal_consumer(consumer, submission.end),
+            Some(end) => device.driver.signal_consumer(consumer, end),
         }
     }
 
-    fn lend(&mut self, ticket: Ticket) -> Option<Fence> {
+    fn lend(&mut self, ticket: Ticket) -> Result<Option<Fence>> {
         if self.words.done(ticket) {
-            return None;
+            return Ok(None);
         }
-        let event = self.find(ticket)?.end;
+        let device = Arc::clone(&self.device);
+        let _scope = device.driver.enter()?;
+        let Some(event) = self.end_of(ticket)? else { return Ok(None) };
         match self.lent.iter_mut().find(|lent| lent.ticket == ticket) {
             Some(lent) => lent.times += 1,
             None => self.lent.push(Lent { ticket, times: 1, ended: None }),
         }
-        let device = self.device.driver.info().uuid;
-        Some(Fence { device, ticket, event: Box::new(event) })
+        let device = device.driver.info().uuid;
+        Ok(Some(Fence { device, ticket, event: Box::new(event) }))
     }
 
     fn take_back(&mut self, fence: Fence) {
@@ -518,7 +565,8 @@ impl<D: Driver> Drop for GpuQueue<D> {
         for event in self.idle_events.drain(..) {
             let _ = driver.destroy_event(event);
         }
-        for stream in self.streams.drain(..).chain(self.idle_gate_streams.drain(..)) {
+        let shared = self.streams.drain(..).map(|stream| stream.handle);
+        for stream in shared.chain(self.idle_gate_streams.drain(..)) {
             let _ = driver.destroy_stream(stream);
         }
         let _ = driver.free_pinned(self.ring);

@@ -360,7 +360,7 @@ pub trait Queue: Debug + Send {
 
     /// The end of a submission, to be behind in this queue or another one of the device; none if it
     /// is done. It has to be given back once what is behind it is submitted.
-    fn lend(&mut self, ticket: Ticket) -> Option<Fence>;
+    fn lend(&mut self, ticket: Ticket) -> Result<Option<Fence>>;
 
     /// Takes back what this queue lent.
     fn take_back(&mut self, fence: Fence);

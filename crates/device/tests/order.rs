@@ -5,12 +5,14 @@
 //! (`CUDA_DEVICE_MAX_CONNECTIONS`).
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kvferry_device::conformance::{Application, ApplicationStream};
 use kvferry_device::ordering_conformance;
 use kvferry_device::sim::{Fault, SimOptions, sim};
 use kvferry_device::{
-    CopyDescriptor, Device, Error, Fence, Left, Producer, Queue, QueueOptions, SliceSource, Work,
+    CompactCopy, CompactEnd, CopyDescriptor, Device, Error, Fence, Left, Producer, Queue,
+    QueueOptions, SliceSource, Stage, StageSource, Staged, Ticket, Work,
 };
 
 fn simulated() -> Option<Application> {
@@ -87,9 +89,9 @@ fn a_refused_submission_leaves_no_stream_that_waits_to_the_next() {
     held.hold();
     let near_runs = submit(&mut *second, &here, Some(after(&held)), &[]).expect("waits");
     for (fence, call) in [
-        (far.lend(far_runs).expect("it is held"), None),
-        (second.lend(near_runs).expect("it waits"), Some("wait")),
-        (second.lend(near_runs).expect("it waits"), Some("record")),
+        (far.lend(far_runs).expect("works").expect("it is held"), None),
+        (second.lend(near_runs).expect("works").expect("it waits"), Some("wait")),
+        (second.lend(near_runs).expect("works").expect("it waits"), Some("record")),
     ] {
         if let Some(call) = call {
             control.fail(call, 0, Fault::Refused);
@@ -112,4 +114,75 @@ fn a_refused_submission_leaves_no_stream_that_waits_to_the_next() {
     }
     held.open();
     of_other.release();
+}
+
+/// One step of DMA.
+struct OneStep<'a>(Option<&'a [CompactCopy<'a>]>);
+
+impl StageSource for OneStep<'_> {
+    fn has_next(&self) -> bool {
+        self.0.is_some()
+    }
+
+    fn next(&mut self, _slot: &mut [CopyDescriptor]) -> Stage<'_> {
+        Stage { pieces: 0, dma: self.0.take().unwrap_or_default(), dma_first: false }
+    }
+}
+
+/// The end of a submission is asked for when others are behind it on its stream already, and is not
+/// theirs. Where nobody asks and nothing follows it costs no call.
+#[test]
+fn whoever_waits_for_a_submission_does_not_wait_for_those_behind_it_on_its_stream() {
+    let (device, control) = sim(&SimOptions::default()).expect("always there");
+    let memory = Arc::clone(&device).allocate(8192).expect("memory");
+    let copy = CopyDescriptor { src: memory.addr(), dst: memory.addr() + 4096, len: 4096 };
+    let one_stream = QueueOptions { streams: 1, ..QueueOptions::default() };
+    let mut queue = Arc::clone(&device).queue(&one_stream).expect("a queue");
+    let mut others = Arc::clone(&device).queue(&one_stream).expect("a queue");
+    let submit = |queue: &mut dyn Queue, after, behind: &[Fence]| {
+        let mut nothing = SliceSource(&[]);
+        let large = &[copy];
+        let mut work = Work { large, after, behind, ..Work::pieces(&mut nothing) };
+        // SAFETY: the memory lives longer than the queues.
+        unsafe { queue.submit(&mut work) }.expect("works")
+    };
+    let finish = |queue: &mut dyn Queue, ticket: Ticket| {
+        let (completions, start) = (queue.completions(), Instant::now());
+        while !completions.done(ticket) {
+            assert!(start.elapsed() < Duration::from_secs(30), "it waits");
+            queue.check().expect("works");
+            std::thread::yield_now();
+        }
+    };
+    let held = control.stream();
+    held.hold();
+    // SAFETY: the stream lives longer than the submission.
+    let after = Some(unsafe { Producer::stream(held.handle()) });
+    let waits = submit(&mut *queue, after, &[]);
+
+    control.hold();
+    let records = control.calls("record");
+    let first = submit(&mut *queue, None, &[]);
+    assert_eq!(control.calls("record"), records, "nobody asked");
+    let end = |addr| CompactEnd { addr, ..CompactEnd::default() };
+    let (src, dst) = (end(copy.src), end(copy.dst));
+    let row = [CompactCopy { src, dst, len: 16, rows: 1, layers: 1, pages: 1 }];
+    let mut nothing = SliceSource(&[]);
+    let staged =
+        Staged { stages: &mut OneStep(Some(&row)), behind: &[waits], may_leave: &mut || true };
+    let mut work = Work { staged: Some(staged), ..Work::pieces(&mut nothing) };
+    // SAFETY: the memory lives longer than the queues.
+    let second = unsafe { queue.submit(&mut work) }.expect("works");
+
+    let fence = queue.lend(first).expect("works").expect("the device is held");
+    let behind = [fence];
+    let late = submit(&mut *others, None, &behind);
+    control.release();
+    finish(&mut *others, late);
+    let completions = queue.completions();
+    assert!(completions.done(first) && !completions.done(second) && !completions.done(waits));
+    held.open();
+    finish(&mut *queue, second);
+    let [fence] = behind;
+    queue.take_back(fence);
 }

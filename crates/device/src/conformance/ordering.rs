@@ -203,14 +203,14 @@ pub fn a_transfer_behind_others_waits_for_them_and_holds_up_nobody((device, stre
             submit_work(queue, &mut work)
         };
         let out = submit(&mut *outs, page.addr(), host.addr(), after, &[]);
-        let lent = outs.lend(out).expect("it is held");
+        let lent = outs.lend(out).expect("works").expect("it is held");
         let behind_out = [lent];
         let into = submit(&mut *others, other.addr(), page.addr(), None, &behind_out);
         let [lent] = behind_out;
-        let behind_both = [lent, others.lend(into).expect("it waits")];
+        let behind_both = [lent, others.lend(into).expect("works").expect("it waits")];
         let back = submit(&mut *ins, host.addr(), copy.addr(), None, &behind_both);
         // A second borrower, of whom the first knows nothing.
-        let again = outs.lend(out).expect("it is held");
+        let again = outs.lend(out).expect("works").expect("it is held");
         let [lent, of_into] = behind_both;
         outs.take_back(lent);
         others.take_back(of_into);
@@ -235,7 +235,7 @@ pub fn a_transfer_behind_others_waits_for_them_and_holds_up_nobody((device, stre
         finish(&mut *outs, held);
         outs.take_back(again);
         // And what is done is not lent.
-        assert!(outs.lend(held).is_none());
+        assert!(outs.lend(held).expect("works").is_none());
     }
 }
 

@@ -156,15 +156,19 @@ impl<D: Driver> GpuQueue<D> {
 
     /// Makes a table for submissions to come.
     fn make_table(&mut self, table: usize) {
-        let driver = &self.device.driver;
-        self.tables[table] = match driver.allocate(ENTRY << LOG2) {
-            Ok(addr) => Table::At { addr, cleared: 0 },
+        let stream = self.shared_stream(0);
+        let made =
+            stream.and_then(|stream| Ok((stream, self.device.driver.allocate(ENTRY << LOG2)?)));
+        match made {
+            Ok((stream, addr)) => {
+                self.tables[table] = Table::At { addr, cleared: 0 };
+                self.clear_table(stream, table, ENTRY << LOG2);
+            }
             Err(error) => {
                 tracing::debug!(%error, "no table to find overlaps with");
-                Table::Refused
+                self.tables[table] = Table::Refused;
             }
-        };
-        self.clear_table(self.streams[0], table, ENTRY << LOG2);
+        }
     }
 
     /// Clears a table behind all that uses it on the stream. One that is not cleared stays unused.

@@ -83,7 +83,7 @@ impl<D: Driver> GpuQueue<D> {
         let claims = open.claiming.is_some();
         if count <= INLINE_DESCRIPTORS && count < few_at_most && !claims {
             let blocks = self.blocks(open, Entry::Inline, count as u32);
-            let stream = self.use_stream(open);
+            let stream = self.use_stream(open)?;
             // SAFETY: the caller's contract.
             return unsafe { self.device.driver.launch_inline(stream, &few[..count], blocks) };
         }
@@ -102,7 +102,7 @@ impl<D: Driver> GpuQueue<D> {
                 return Ok(());
             }
             let blocks = self.blocks(open, Entry::Ring, count as u32);
-            let stream = self.use_stream(open);
+            let stream = self.use_stream(open)?;
             let descriptors = self.slot_address(slot);
             // SAFETY: the caller's contract; the slot stays as it is until its event fires or the
             // submission is done, because only then it becomes free.
@@ -215,7 +215,7 @@ impl<D: Driver> GpuQueue<D> {
             return Ok(());
         }
         let blocks = self.blocks(open, Entry::Compact, launch.units());
-        let stream = self.use_stream(open);
+        let stream = self.use_stream(open)?;
         // SAFETY: the caller's contract; the slot with the page lists stays as it is until its
         // event fires or the submission is done, because only then it becomes free.
         unsafe { self.device.driver.launch_compact(stream, launch.list, blocks) }?;
@@ -235,7 +235,7 @@ impl<D: Driver> GpuQueue<D> {
         copies: &[CopyDescriptor],
     ) -> Result<()> {
         for &CopyDescriptor { src, dst, len } in copies {
-            let stream = self.use_stream(open);
+            let stream = self.use_stream(open)?;
             // SAFETY: the caller's contract.
             unsafe { self.device.driver.copy(stream, dst, src, len) }?;
         }
@@ -269,7 +269,7 @@ impl<D: Driver> GpuQueue<D> {
     /// # Safety
     /// As [`Queue::submit`]; the driver's scope is entered.
     unsafe fn copy_rows(&mut self, open: &mut Open<D>, rows: Rows) -> Result<()> {
-        let stream = self.use_stream(open);
+        let stream = self.use_stream(open)?;
         let driver = &self.device.driver;
         // SAFETY: the caller's contract.
         if rows.count > 1 && unsafe { driver.copy_rows(stream, rows) }? {

@@ -1,5 +1,6 @@
 //! What has ended and what still runs: giving back what was held, waits, and whether the device works.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{CHECK, Gate, GpuQueue, Open, SPIN};
@@ -78,18 +79,26 @@ impl<D: Driver> GpuQueue<D> {
     /// Whether the device works and moves on. Inside the scope.
     pub(super) fn ask(&mut self) -> Result<()> {
         self.reap();
-        let driver = &self.device.driver;
+        let device = Arc::clone(&self.device);
+        let driver = &device.driver;
         let now = Instant::now();
         let mut longest = Duration::ZERO;
-        match self.in_flight.front() {
+        match self.in_flight.front().map(|front| front.ticket) {
             None => self.waiting = None,
             Some(front) => {
-                driver.fired(front.end)?;
+                match self.end_of(front) {
+                    Ok(Some(end)) => {
+                        driver.fired(end)?;
+                    }
+                    Err(error @ Error::Lost { .. }) => return Err(error),
+                    // No event to be had now says nothing about the device.
+                    Ok(None) | Err(_) => {}
+                }
                 let since = match self.waiting {
-                    Some((ticket, since)) if ticket == front.ticket => since,
+                    Some((ticket, since)) if ticket == front => since,
                     _ => now,
                 };
-                self.waiting = Some((front.ticket, since));
+                self.waiting = Some((front, since));
                 longest = now.duration_since(since);
             }
         }

@@ -82,7 +82,7 @@ impl<D: Driver> GpuQueue<D> {
             }
             return Ok(0);
         }
-        let stream = self.use_stream(open);
+        let stream = self.use_stream(open)?;
         if count <= INLINE_DESCRIPTORS {
             let blocks = self.blocks(open, Entry::Inline, count as u32);
             let mut few = [CopyDescriptor::default(); INLINE_DESCRIPTORS];
@@ -118,16 +118,21 @@ impl<D: Driver> GpuQueue<D> {
         if open.turns[turn].is_none() {
             self.next_stream = (self.next_stream + 1) % self.streams.len();
             open.turns[turn] = Some(self.next_stream);
-            self.wait_behind(self.streams[self.next_stream], behind)?;
+            let stream = self.shared_stream(self.next_stream)?;
+            self.wait_behind(stream, behind)?;
         }
         Ok(())
     }
 
     /// Makes a stream wait for submissions.
-    pub(super) fn wait_behind(&self, stream: D::Stream, behind: &[Ticket]) -> Result<()> {
-        // What is not in flight is done.
-        let mut before = behind.iter().filter_map(|&ticket| self.find(ticket));
-        before.try_for_each(|before| self.device.driver.wait(stream, before.end))
+    pub(super) fn wait_behind(&mut self, stream: D::Stream, behind: &[Ticket]) -> Result<()> {
+        for &ticket in behind {
+            // What is not in flight is done.
+            if let Some(end) = self.end_of(ticket)? {
+                self.device.driver.wait(stream, end)?;
+            }
+        }
+        Ok(())
     }
 
     /// The end event of a submission of any queue of the device.
@@ -146,7 +151,7 @@ impl<D: Driver> GpuQueue<D> {
         let Some(slot) = open.slot else { return Ok(()) };
         let streams = match &open.gate {
             Some(gate) => [Some(gate.stream), gate.second],
-            None => open.turns.map(|turn| turn.map(|at| self.streams[at])),
+            None => open.turns.map(|turn| turn.map(|at| self.streams[at].handle)),
         };
         let [Some(one), other] = streams else { return Ok(()) };
         let event = self.record(one)?;

@@ -72,7 +72,7 @@ impl Fences {
         let mut fences = Self { lanes: Vec::new(), list: Vec::new() };
         for Pending { lane, ticket } in pending {
             lane.refuse_unknown(*ticket)?;
-            if let Some(fence) = lane.lock().lend(*ticket) {
+            if let Some(fence) = lane.lock().lend(*ticket)? {
                 fences.lanes.push(Arc::clone(lane));
                 fences.list.push(fence);
             }
