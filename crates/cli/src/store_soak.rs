@@ -1,7 +1,7 @@
 //! Random operations of a page store from several threads for as long as asked, every page verified,
 //! and a look at what a leak would show in.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,6 +22,9 @@ use crate::transfer::PATIENCE;
 
 /// Stores before the first look at memory.
 const WARM_UP: u64 = 4;
+/// The last look is after so many stores, and the least memory counts: of what a store and its checks
+/// have freed the C library keeps more or less, up to all of it (5 to 120 MB from store to store).
+const LAST_LOOKS: usize = 8;
 /// A store is used for so long at most before another one takes its place.
 const STORE: Duration = Duration::from_secs(5);
 /// Operations of a thread between two looks at all of its pages.
@@ -85,13 +88,18 @@ pub(crate) fn run(plan: &Plan) -> Result<(), Failure> {
         one_store(&mut done, Duration::from_millis(200))?;
     }
     let start = Health::here(0)?;
+    let mut looks = VecDeque::from([start]);
     let begin = Instant::now();
     while begin.elapsed() < time {
         one_store(&mut done, (time - begin.elapsed()).min(STORE))?;
+        looks.push_back(Health::here(0)?);
+        if looks.len() > LAST_LOOKS {
+            looks.pop_front();
+        }
         progress.set_position(begin.elapsed().as_secs());
         progress.set_message(format!("{} rounds, {} MB", done.rounds, done.bytes / 1_000_000));
     }
-    let end = Health::here(0)?;
+    let end = Health::last_of(&looks);
     progress.finish_and_clear();
     println!("{done}");
     println!("{start} -> {end}");

@@ -18,10 +18,13 @@ struct Form {
 }
 
 impl Form {
-    fn placed(&self, source: u64, destination: u64) -> CompactCopy<'_> {
+    /// Equal lists of page numbers are one and the same list in all forms.
+    fn placed<'a>(&self, source: u64, destination: u64, all: &'a [Self]) -> CompactCopy<'a> {
+        let lists = || all.iter().flat_map(|form| [&form.src_pages, &form.dst_pages]);
+        let list = |own| lists().find(|list| *list == own).expect("it is among all");
         let CompactCopy { src, dst, len, rows, layers, pages } = self.copy;
-        let src = CompactEnd { addr: src.addr + source, pages: &self.src_pages, ..src };
-        let dst = CompactEnd { addr: dst.addr + destination, pages: &self.dst_pages, ..dst };
+        let src = CompactEnd { addr: src.addr + source, pages: list(&self.src_pages), ..src };
+        let dst = CompactEnd { addr: dst.addr + destination, pages: list(&self.dst_pages), ..dst };
         CompactCopy { src, dst, len, rows, layers, pages }
     }
 
@@ -75,7 +78,7 @@ fn copy_and_check(device: &Arc<dyn Device>, forms: &[Form]) {
         }
     }
     let placed: Vec<_> =
-        forms.iter().map(|form| form.placed(source.addr(), destination.addr())).collect();
+        forms.iter().map(|form| form.placed(source.addr(), destination.addr(), forms)).collect();
     let options = QueueOptions { ring_slots: 4, slot_descriptors: 64, ..QueueOptions::default() };
     let last = forms.last().expect("a form");
     let piece = |(from, to): (usize, usize)| CopyDescriptor {
@@ -247,6 +250,29 @@ pub fn compact_copies_of_real_caches_arrive_whole_and_alone(device: Arc<dyn Devi
     ] {
         copy_and_check(&device, &[form]);
     }
+}
+
+/// Keys and values name the same lists, an index beside them has its own, and more of them than are
+/// remembered take turns.
+#[doc(hidden)]
+pub fn compact_copies_that_name_the_same_page_lists_arrive(device: Arc<dyn Device>) {
+    let mut random = SmallRng::seed_from_u64(13);
+    let lists: Vec<_> = (0..5).map(|_| shuffled(13, 40, &mut random)).collect();
+    let region = 40 * 96;
+    let form = |at: usize, source: usize, destination: usize| {
+        let end = CompactEnd {
+            addr: at as u64 * region,
+            page_stride: 96,
+            layer_stride: 64 * region,
+            ..CompactEnd::default()
+        };
+        let (src_pages, dst_pages) = (lists[source].clone(), lists[destination].clone());
+        let copy = CompactCopy { src: end, dst: end, len: 80, rows: 1, layers: 2, pages: 13 };
+        Form { copy, src_pages, dst_pages }
+    };
+    copy_and_check(&device, &[form(0, 0, 1), form(1, 0, 1), form(2, 1, 2), form(3, 2, 2)]);
+    let turns = (0..60).map(|at| form(at, at % 5, (at + 2 + at / 7) % 5));
+    copy_and_check(&device, &turns.collect::<Vec<_>>());
 }
 
 #[doc(hidden)]

@@ -129,7 +129,7 @@ impl<D: Driver> GpuQueue<D> {
         copies: &[CompactCopy<'_>],
     ) -> Result<()> {
         let mut list = std::mem::take(&mut self.compact_list);
-        let mut launch = CompactLaunch { list: &mut list, list_bytes: 0 };
+        let mut launch = CompactLaunch::new(&mut list);
         let mut started = Ok(());
         for copy in copies.iter().filter(|copy| copy.count() > 0 && copy.len > 0) {
             // SAFETY: the caller's contract.
@@ -149,11 +149,11 @@ impl<D: Driver> GpuQueue<D> {
     ///
     /// # Safety
     /// As [`Queue::submit`]; the driver's scope is entered.
-    unsafe fn place_compact(
+    unsafe fn place_compact<'a>(
         &mut self,
         open: &mut Open<D>,
-        launch: &mut CompactLaunch<'_>,
-        copy: CompactCopy<'_>,
+        launch: &mut CompactLaunch<'a, '_>,
+        copy: CompactCopy<'a>,
     ) -> Result<()> {
         let warps = u64::from(self.grids[Entry::Compact as usize].min(open.max_grid_blocks))
             * u64::from(BLOCK_THREADS / self.device.driver.warp_lanes());
@@ -179,26 +179,37 @@ impl<D: Driver> GpuQueue<D> {
         if list_bytes > 0 && launch.list_bytes == 0 {
             self.take_slot(open)?;
         }
-        let lists = [copy.src.pages, copy.dst.pages]
-            .map(|pages| self.place_list(open, &mut launch.list_bytes, pages));
+        let lists =
+            [copy.src.pages, copy.dst.pages].map(|pages| self.place_list(open, launch, pages));
         let descriptor = copy.descriptor(&division, lists, launch.units());
         launch.list.push(descriptor);
         Ok(())
     }
 
-    /// Copies a page list into the open slot, behind the first `used` bytes; returns where the
-    /// device reads it, 0 if there is none.
-    fn place_list(&mut self, open: &Open<D>, used: &mut usize, pages: &[u32]) -> u64 {
+    /// Copies a page list into the open slot, behind those that are there, unless it is one of them;
+    /// returns where the device reads it, 0 if there is none.
+    fn place_list<'a>(
+        &mut self,
+        open: &Open<D>,
+        launch: &mut CompactLaunch<'a, '_>,
+        pages: &'a [u32],
+    ) -> u64 {
         let Some(slot) = open.slot.filter(|_| !pages.is_empty()) else { return 0 };
-        let address = self.slot_address(slot) + *used as u64;
+        if let Some((_, address)) = launch.placed.iter().find(|it| std::ptr::eq(it.0, pages)) {
+            return *address;
+        }
+        let used = launch.list_bytes;
+        let address = self.slot_address(slot) + used as u64;
         let place = self.slot(slot).as_mut_ptr_range();
         // SAFETY: the caller found that the list fits behind `used` bytes of the slot, which is
         // ours and which no launch reads yet; u32 is less aligned than what the slot holds.
         unsafe {
-            let place = place.start.cast::<u8>().add(*used).cast::<u32>();
+            let place = place.start.cast::<u8>().add(used).cast::<u32>();
             place.copy_from_nonoverlapping(pages.as_ptr(), pages.len());
         }
-        *used += size_of_val(pages);
+        launch.list_bytes += size_of_val(pages);
+        launch.placed.rotate_right(1);
+        launch.placed[0] = (pages, address);
         address
     }
 
@@ -209,7 +220,7 @@ impl<D: Driver> GpuQueue<D> {
     unsafe fn start_compact(
         &mut self,
         open: &mut Open<D>,
-        launch: &mut CompactLaunch<'_>,
+        launch: &mut CompactLaunch<'_, '_>,
     ) -> Result<()> {
         if launch.list.is_empty() {
             return Ok(());
@@ -222,6 +233,7 @@ impl<D: Driver> GpuQueue<D> {
         launch.list.clear();
         if launch.list_bytes > 0 {
             launch.list_bytes = 0;
+            launch.placed = Default::default();
             open.reader = Some(stream);
         }
         Ok(())
@@ -285,13 +297,20 @@ impl<D: Driver> GpuQueue<D> {
 
 /// Compact descriptors that are gathered for one launch.
 #[derive(Debug)]
-struct CompactLaunch<'a> {
-    list: &'a mut Vec<CompactDescriptor>,
+struct CompactLaunch<'a, 'list> {
+    list: &'list mut Vec<CompactDescriptor>,
     /// Bytes of page lists in the open slot.
     list_bytes: usize,
+    /// The last of those lists, and where the device reads them: forms often name the same, as the
+    /// keys and the values of a cache do.
+    placed: [(&'a [u32], u64); 4],
 }
 
-impl CompactLaunch<'_> {
+impl<'list> CompactLaunch<'_, 'list> {
+    fn new(list: &'list mut Vec<CompactDescriptor>) -> Self {
+        Self { list, list_bytes: 0, placed: Default::default() }
+    }
+
     fn units(&self) -> u32 {
         self.list.last().map_or(0, |last| last.end)
     }

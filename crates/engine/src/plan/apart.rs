@@ -90,9 +90,9 @@ pub(super) struct Proofs {
 
 impl Proofs {
     /// Whether it shows that no two pieces of the block touch: each stride is at least what is
-    /// inside it long, and no page number comes twice.
+    /// inside it long, and no page number comes twice. `unique`: that is known of the numbers.
     #[inline]
-    pub(super) fn alone(&mut self, block: &Block, numbers: &[u32]) -> bool {
+    pub(super) fn alone(&mut self, block: &Block, numbers: &[u32], unique: bool) -> bool {
         let mut inside = block.len - block.dims.iter().map(|dim| dim.reach).sum::<u64>();
         for dim in block.dims.iter().rev().filter(|dim| dim.many) {
             if dim.stride < inside {
@@ -102,7 +102,7 @@ impl Proofs {
         }
         let paged = block.dims.iter().find(|dim| dim.paged);
         paged.is_none_or(|&dim| {
-            monotone(numbers) || self.slots.all_differ([Set::of(block, dim, 0, numbers)])
+            unique || monotone(numbers) || self.slots.all_differ([Set::of(block, dim, 0, numbers)])
         })
     }
 

@@ -46,6 +46,10 @@ pub struct PlacedEnd {
     numbers: (u32, u32),
 }
 
+/// The page list that a form named last, and its lowest and highest number: the next form often names
+/// the same list, as the keys and the values of a cache do.
+type LastList<'a> = (&'a [u32], (u32, u32));
+
 /// Checks that each form of the list lies inside one window at both ends: from the lowest byte of
 /// its expansion to the highest, what lies between its pieces included. Windows are sorted and do
 /// not overlap.
@@ -60,6 +64,7 @@ pub fn check_form_bounds<F: Form>(
     scratch.forms.clear();
     let mut local = Lookup::new(local);
     let mut remote = Lookup::new(remote);
+    let mut last: [LastList<'_>; 2] = Default::default();
     let mut checked = CheckedForms::default();
     for (form, grid) in forms.iter().map(Form::grid).enumerate() {
         let (here, there) = (grid.local.numbers.len(), grid.remote.numbers.len());
@@ -70,9 +75,9 @@ pub fn check_form_bounds<F: Form>(
             continue;
         }
         let touched = &mut scratch.touched_local;
-        let here = place(form, &grid, Side::Local, &mut local, touched)?;
+        let here = place(form, &grid, Side::Local, &mut local, touched, &mut last[0])?;
         let touched = &mut scratch.touched_remote;
-        let there = place(form, &grid, Side::Remote, &mut remote, touched)?;
+        let there = place(form, &grid, Side::Remote, &mut remote, touched, &mut last[1])?;
         scratch.forms.push(PlacedForm { form, local: here, remote: there });
         checked = checked.with(&grid).ok_or(FormError::TooLarge { form })?;
     }
@@ -90,17 +95,23 @@ impl CheckedForms {
 /// Finds the window of one end of a form, and marks it in `touched` when it is another than before.
 // Inlined, because its result is large and would be stored twice.
 #[inline(always)]
-fn place(
+fn place<'a>(
     form: usize,
-    grid: &Grid<'_>,
+    grid: &Grid<'a>,
     side: Side,
     windows: &mut Lookup<'_>,
     touched: &mut [u64],
+    last: &mut LastList<'a>,
 ) -> Result<PlacedEnd, FormError> {
     let end = grid.end(side);
     let numbers = match end.numbers {
         &[only] => (only, only),
-        list => lowest_and_highest(list),
+        list => {
+            if !std::ptr::eq(last.0, list) {
+                *last = (list, lowest_and_highest(list));
+            }
+            last.1
+        }
     };
     let Some((low, len)) = hull(grid, end, numbers) else {
         let page = page_of(end, numbers.1);
@@ -187,10 +198,16 @@ pub fn check_form_overlaps<F: Form>(
     };
     proofs.blocks.clear();
     let mut proved = true;
+    // Of which it is known that no number comes twice.
+    let mut unique: &[u32] = &[];
     for form in placed.iter() {
         let grid = forms[form.form].grid();
         let written = block_of(form, &grid, to, true);
-        proved = proved && proofs.alone(&written, grid.end(to).numbers);
+        let numbers = grid.end(to).numbers;
+        proved = proved && proofs.alone(&written, numbers, std::ptr::eq(unique, numbers));
+        if proved {
+            unique = numbers;
+        }
         proofs.blocks.push(written);
         if one_space {
             proofs.blocks.push(block_of(form, &grid, from, false));

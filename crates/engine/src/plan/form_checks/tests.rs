@@ -286,7 +286,21 @@ fn forms(addr: std::ops::Range<u64>) -> impl Strategy<Value = Owned> {
     )
 }
 
-/// Lists that share the strides of their first form more often than not.
+/// The forms, of which those with equal page lists name the same.
+fn paged(list: &[Owned]) -> Vec<Paged<'_>> {
+    let named = |form: &Owned, side: usize| {
+        let mut lists = list.iter().map(move |other| &other.numbers[side]);
+        lists.find(|other| **other == form.numbers[side]).expect("it is in the list")
+    };
+    let form = |form| {
+        let mut paged = Owned::paged(form);
+        (paged.local.numbers, paged.remote.numbers) = (named(form, 0), named(form, 1));
+        paged
+    };
+    list.iter().map(form).collect()
+}
+
+/// Lists that share the strides of their first form more often than not, and its pages every second time.
 fn lists(addr: std::ops::Range<u64>) -> impl Strategy<Value = Vec<Owned>> {
     (prop::collection::vec(forms(addr), 1..5), 0..4u8).prop_map(|(mut list, alike)| {
         let (first, rest) = list.split_first_mut().expect("at least one");
@@ -295,6 +309,9 @@ fn lists(addr: std::ops::Range<u64>) -> impl Strategy<Value = Vec<Owned>> {
                 *end = (end.0, first.1, first.2, first.3);
             }
             form.counts = first.counts;
+            if alike > 1 {
+                form.numbers = first.numbers.clone();
+            }
         }
         list
     })
@@ -354,7 +371,7 @@ proptest! {
         let mut written = HashSet::new();
         let clean = bytes(to).all(|byte| written.insert(byte))
             && !(one_space && bytes(from).any(|byte| written.contains(&byte)));
-        let forms: Vec<Paged<'_>> = list.iter().map(Owned::paged).collect();
+        let forms = paged(&list);
         // The same memory again, to see that it is left clean.
         let mut scratch = Scratch::default();
         let all = [Window { start: 0, len: u64::MAX }];
