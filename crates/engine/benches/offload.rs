@@ -96,6 +96,10 @@ fn first_dma(criterion: &mut Criterion) {
     let local = Pages::whole(gpu.addr(), &on_gpu, ROW, layer);
     let remote = Pages::whole(host.addr(), &in_host, page, ROW);
     let paged = [Paged::whole_pages(local, remote, LAYERS, ROW)];
+    // The host's pages counted in rows, of which each has as many as there are layers.
+    let rows_in_host: Vec<u32> = in_host.iter().map(|page| page * LAYERS).collect();
+    let remote = Pages::whole(host.addr(), &rows_in_host, ROW, ROW);
+    let paged_by_rows = [Paged::whole_pages(local, remote, LAYERS, ROW)];
     let both = on_gpu.iter().zip(&in_host).map(|(&from, &to)| (u64::from(from), u64::from(to)));
     let ranges: Vec<Range> = both
         .flat_map(|(from, to)| {
@@ -114,6 +118,7 @@ fn first_dma(criterion: &mut Criterion) {
     for (name, call, copies) in [
         ("contiguous", "copy", Copies::Ranges(&contiguous)),
         ("pages", "copy_rows", Copies::Paged(&paged)),
+        ("pages by rows", "copy_rows", Copies::Paged(&paged_by_rows)),
         ("ranges", "copy_rows", Copies::Ranges(&ranges)),
     ] {
         for op in [Op::Write, Op::Read] {

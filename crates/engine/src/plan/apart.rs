@@ -43,7 +43,15 @@ pub(super) struct Block {
     len: u64,
     /// Those with more than one step come first, the larger stride before the smaller.
     dims: [Dim; 3],
-    lowest_number: u32,
+    numbers: Numbers,
+}
+
+/// What is known of a block's page numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Numbers {
+    pub(super) lowest: u32,
+    /// All are a multiple of it above the lowest; the stride of pages is of so many.
+    pub(super) step: u32,
 }
 
 impl Block {
@@ -53,7 +61,7 @@ impl Block {
         writes: bool,
         (low, len): (u64, u64),
         mut dims: [Dim; 3],
-        lowest_number: u32,
+        numbers: Numbers,
     ) -> Self {
         let key = |dim: &Dim| if dim.many { dim.stride } else { 0 };
         for (one, other) in [(0, 1), (1, 2), (0, 1)] {
@@ -61,7 +69,20 @@ impl Block {
                 dims.swap(one, other);
             }
         }
-        Self { form, writes, low, len, dims, lowest_number }
+        Self { form, writes, low, len, dims, numbers }
+    }
+
+    /// Whether each stride is at least what is inside it long.
+    #[inline]
+    pub(super) fn nests(&self) -> bool {
+        let mut inside = self.len - self.dims.iter().map(|dim| dim.reach).sum::<u64>();
+        for dim in self.dims.iter().rev().filter(|dim| dim.many) {
+            if dim.stride < inside {
+                return false;
+            }
+            inside += dim.reach;
+        }
+        true
     }
 
     fn outer(&self) -> Dim {
@@ -93,17 +114,13 @@ impl Proofs {
     /// inside it long, and no page number comes twice. `unique`: that is known of the numbers.
     #[inline]
     pub(super) fn alone(&mut self, block: &Block, numbers: &[u32], unique: bool) -> bool {
-        let mut inside = block.len - block.dims.iter().map(|dim| dim.reach).sum::<u64>();
-        for dim in block.dims.iter().rev().filter(|dim| dim.many) {
-            if dim.stride < inside {
-                return false;
-            }
-            inside += dim.reach;
-        }
         let paged = block.dims.iter().find(|dim| dim.paged);
-        paged.is_none_or(|&dim| {
-            unique || monotone(numbers) || self.slots.all_differ([Set::of(block, dim, 0, numbers)])
-        })
+        block.nests()
+            && paged.is_none_or(|&dim| {
+                unique
+                    || monotone(numbers)
+                    || self.slots.all_differ([Set::of(block, dim, 0, numbers)])
+            })
     }
 
     /// Whether it shows that no block touches one that is written. [`Self::alone`] holds for each
@@ -185,7 +202,7 @@ struct Set<'a> {
     span: u64,
     /// Those, or all if there are none.
     numbers: &'a [u32],
-    lowest_number: u32,
+    known: Numbers,
     writes: bool,
 }
 
@@ -197,7 +214,7 @@ impl<'a> Set<'a> {
             first: block.low.saturating_sub(base) / dim.stride,
             span: dim.reach / dim.stride,
             numbers: if dim.paged { numbers } else { &[] },
-            lowest_number: block.lowest_number,
+            known: block.numbers,
             writes: block.writes,
         }
     }
@@ -252,12 +269,33 @@ fn for_each_bit(words: usize, set: &Set<'_>, base: u64, mut each: impl FnMut(usi
         for slot in first..first + set.span + 1 {
             at(slot);
         }
-    } else {
-        let shifted = first.wrapping_sub(set.lowest_number.into());
+    } else if set.known.step == 1 {
+        let shifted = first.wrapping_sub(set.known.lowest.into());
         for &number in set.numbers {
             at(shifted.wrapping_add(number.into()));
         }
+    } else {
+        let Numbers { lowest, step } = set.known;
+        for &number in set.numbers {
+            at(first + u64::from((number - lowest) / step));
+        }
     }
+}
+
+/// The largest number that all distances from the lowest of these are multiples of; 0 if they are equal.
+pub(super) fn common_step(numbers: &[u32], lowest: u32) -> u32 {
+    let mut step = 0;
+    for &number in numbers {
+        let (mut divisor, mut rest) = (number - lowest, step);
+        while rest > 0 {
+            (divisor, rest) = (rest, divisor % rest);
+        }
+        step = divisor;
+        if step == 1 {
+            break;
+        }
+    }
+    step
 }
 
 /// Sets the bits.

@@ -3,7 +3,7 @@
 
 use multiversion::multiversion;
 
-use super::apart::{Block, Dim};
+use super::apart::{Block, Dim, Numbers, common_step};
 use super::forms::{Form, FormPieces, Grid, Pages};
 use super::overlap::{Memory, find_overlap, find_overwritten_source, overlap_is_possible};
 use super::{Extent, Lookup, Op, Range, Scratch, Window, destination, reset};
@@ -202,15 +202,23 @@ pub fn check_form_overlaps<F: Form>(
     let mut unique: &[u32] = &[];
     for form in placed.iter() {
         let grid = forms[form.form].grid();
-        let written = block_of(form, &grid, to, true);
+        let mut written = block_of(form, &grid, to, true, 1);
         let numbers = grid.end(to).numbers;
+        if !written.nests() {
+            // Pages may be counted in something smaller than what lies in each, in rows or tokens.
+            let lowest = placed_end(form, to).numbers.0;
+            match common_step(numbers, lowest) {
+                0 | 1 => {}
+                step => written = block_of(form, &grid, to, true, step),
+            }
+        }
         proved = proved && proofs.alone(&written, numbers, std::ptr::eq(unique, numbers));
         if proved {
             unique = numbers;
         }
         proofs.blocks.push(written);
         if one_space {
-            proofs.blocks.push(block_of(form, &grid, from, false));
+            proofs.blocks.push(block_of(form, &grid, from, false, 1));
         }
     }
     let numbers = |block: &Block| {
@@ -223,14 +231,18 @@ pub fn check_form_overlaps<F: Form>(
     compare_all(op, forms, one_space, overlap)
 }
 
-/// One end of a form as the proofs see it.
-#[inline]
-fn block_of(placed: &PlacedForm, grid: &Grid<'_>, side: Side, writes: bool) -> Block {
-    let end = grid.end(side);
-    let at = match side {
+fn placed_end(placed: &PlacedForm, side: Side) -> &PlacedEnd {
+    match side {
         Side::Local => &placed.local,
         Side::Remote => &placed.remote,
-    };
+    }
+}
+
+/// One end of a form as the proofs see it. All page numbers are a multiple of `step` above the lowest.
+#[inline]
+fn block_of(placed: &PlacedForm, grid: &Grid<'_>, side: Side, writes: bool, step: u32) -> Block {
+    let end = grid.end(side);
+    let at = placed_end(placed, side);
     let (lowest, highest) = at.numbers;
     let paged = end.numbers.len() > 1;
     // Products that are part of the hull, so none overflows.
@@ -238,13 +250,13 @@ fn block_of(placed: &PlacedForm, grid: &Grid<'_>, side: Side, writes: bool) -> B
         Dim::even(end.row_stride, grid.rows),
         Dim::even(end.layer_stride, grid.layers),
         Dim {
-            stride: end.page_stride,
+            stride: end.page_stride * u64::from(step),
             reach: end.page_stride * u64::from(highest - lowest),
             many: paged,
             paged,
         },
     ];
-    Block::new(placed.form, writes, (at.low, at.len), dims, lowest)
+    Block::new(placed.form, writes, (at.low, at.len), dims, Numbers { lowest, step })
 }
 
 /// The exact answer, from all pieces.

@@ -194,6 +194,15 @@ fn layouts_of_real_caches_are_cleared_without_a_look_at_their_pieces() {
     );
     let all = [keys_and_values(&numbers), keys_and_values(&others)].concat();
     assert_proved(&all, false);
+    // Pages that are counted in rows: [page][layer][row], keys and values one after the other in a
+    // page, pages of another list between them.
+    let in_rows = |numbers: &[u32]| numbers.iter().map(|it| it * 1000 + 7).collect::<Vec<_>>();
+    let (rows, more_rows) = (in_rows(&numbers), in_rows(&others));
+    assert_proved(&[paged(gap, &rows, 256, 256)], false);
+    let in_rows =
+        |numbers| [paged(gap, numbers, 512, 256), paged(gap + 256_000, numbers, 512, 256)];
+    assert_proved(&in_rows(&rows), false);
+    assert_proved(&[in_rows(&rows), in_rows(&more_rows)].concat(), false);
     // Inside one cache, from some pages to others.
     let mut moved = paged(gap, &numbers, 256 << 10, 256);
     moved.remote.numbers = &others;
@@ -274,11 +283,13 @@ fn forms(addr: std::ops::Range<u64>) -> impl Strategy<Value = Owned> {
             .prop_shuffle()
             .prop_map(|list| list.iter().map(|&one| (one, 7 - one)).collect()),
     ];
-    (numbers, end(), end(), (0..4u32, 0..4u32, 0..9u64)).prop_map(
-        |(numbers, here, there, counts)| Owned {
+    // Of numbers that are multiples the stride is a fraction of a page.
+    let unit = prop_oneof![Just(1u32), 1..5u32];
+    (numbers, unit, end(), end(), (0..4u32, 0..4u32, 0..9u64)).prop_map(
+        |(numbers, unit, here, there, counts)| Owned {
             numbers: [
-                numbers.iter().map(|pair| pair.0).collect(),
-                numbers.iter().map(|pair| pair.1).collect(),
+                numbers.iter().map(|pair| pair.0 * unit).collect(),
+                numbers.iter().map(|pair| pair.1 * unit).collect(),
             ],
             ends: [here, there],
             counts,

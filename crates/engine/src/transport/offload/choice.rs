@@ -125,7 +125,8 @@ const FEW: usize = 64;
 
 impl Shape {
     /// Judges by the first pieces, as they come. `staged` is as if the list is not sorted.
-    pub(super) fn of(fragments: &Fragments<'_>) -> Self {
+    pub(super) fn of(fragments: &mut Fragments<'_>) -> Self {
+        let fragments = fragments.look();
         let head = fragments.head();
         let mut blocks = Vec::with_capacity(head.len());
         let mut seen = 0;

@@ -149,7 +149,7 @@ pub(super) struct Fragments<'a> {
     pub(super) borders: Borders,
     /// Without those of device memory.
     pub(super) host_borders: Borders,
-    /// The first ones, which were looked at.
+    /// The first ones, if they were looked at.
     head: Vec<CopyDescriptor>,
     given: usize,
     sources: Vec<Box<dyn CopySource + 'a>>,
@@ -174,21 +174,15 @@ impl<'a> Fragments<'a> {
         let borders = Borders::of(plans);
         let host_borders = Borders::of(plans).in_host_memory(direction);
         let bytes = plans.iter().map(|plan| plan.bytes()).sum();
-        let mut fragments = Self {
-            direction,
-            bytes,
-            count,
-            borders,
-            host_borders,
-            head: vec![],
-            given: 0,
-            sources,
-        };
-        fragments.look();
-        fragments
+        let (head, given) = (Vec::new(), 0);
+        Self { direction, bytes, count, borders, host_borders, head, given, sources }
     }
 
-    fn look(&mut self) {
+    /// Looks at the first ones, before any is taken.
+    pub(super) fn look(&mut self) -> &Self {
+        if !self.head.is_empty() {
+            return self;
+        }
         let mut head = vec![CopyDescriptor::default(); LOOK];
         let mut filled = 0;
         while filled < LOOK {
@@ -199,6 +193,7 @@ impl<'a> Fragments<'a> {
         }
         head.truncate(filled);
         self.head = head;
+        self
     }
 
     /// The first ones.

@@ -255,13 +255,13 @@ impl Offload {
             direct(Reason::NoKernel)
         } else if let Some(asked) = asked {
             if asked.mode == OffloadMode::Staged
-                && choice::is_scattered(&costs, &Shape::of(&fragments))
+                && choice::is_scattered(&costs, &Shape::of(&mut fragments))
             {
                 listed = Some(List::of(&mut fragments, &mut memory));
             }
             asked
         } else {
-            let shape = Shape::of(&fragments);
+            let shape = Shape::of(&mut fragments);
             throttle = lock(&self.steps[index]).throttle();
             choice::choose(self.config.policy, throttle, &costs, shape, || {
                 let list = *listed.insert(List::of(&mut fragments, &mut memory));
