@@ -26,7 +26,7 @@ use crate::statistics::{Counters, Statistics};
 use crate::target::{Reach, Target};
 use crate::transport::peer::Peer;
 use crate::transport::tcp::{Listener, Tcp};
-use crate::wait::{Notifier, rest};
+use crate::wait::{Notifier, Wait};
 
 /// Moves bytes between registered memory here and at a peer.
 ///
@@ -317,7 +317,7 @@ impl Engine {
     /// Waits until nobody uses withdrawn regions any more: peers, whose copies end by themselves, and
     /// other engines of this process.
     fn quiet(&self, mut regions: Vec<Arc<Region>>, tcp: Option<&Tcp>) {
-        let start = Instant::now();
+        let mut wait = Wait::begin();
         let is_lost =
             |device| self.peer.is_lost(device) || tcp.is_some_and(|it| it.is_lost(device));
         loop {
@@ -328,16 +328,16 @@ impl Engine {
                 }
                 is_used
             });
-            let waited = start.elapsed();
+            let waited = wait.waited();
             // Nobody knows what a device that is lost does, however long that is waited for.
             let hope = regions.iter().any(|region| !is_lost(region.device));
             if !hope || waited >= self.config.unregister_timeout {
                 break;
             }
-            rest(waited);
+            wait.rest();
         }
         for Region { addr, len, .. } in regions.iter().map(|region| &**region) {
-            tracing::error!(addr, len, waited = ?start.elapsed(), "memory of an engine that was dropped is still in use");
+            tracing::error!(addr, len, waited = ?wait.waited(), "memory of an engine that was dropped is still in use");
         }
     }
 }
@@ -352,9 +352,9 @@ impl Drop for Engine {
         let regions = self.registry.withdraw_all();
         // Copies keep running into registered memory until they are done: wait for them. A device
         // that hangs ends its batches itself after the stall timeout.
-        let start = Instant::now();
+        let mut wait = Wait::begin();
         while self.progress() > 0 {
-            rest(start.elapsed());
+            wait.rest();
         }
         let tcp = self.tcp.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(tcp) = &tcp {

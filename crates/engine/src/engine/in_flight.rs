@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvferry_device::Consumer;
 
@@ -12,7 +12,7 @@ use crate::ended::Ended;
 use crate::error::{Error, Result};
 use crate::target::Target;
 use crate::transport::Choice;
-use crate::wait::{Notifier, rest};
+use crate::wait::{Notifier, Wait};
 
 impl Engine {
     /// The batch's status now. Does not block, and asks no driver; asking again after the end gives
@@ -49,14 +49,14 @@ impl Engine {
     /// # Errors
     /// [`Error::UnknownBatch`].
     pub fn wait(&self, id: BatchId, timeout: Duration) -> Result<BatchStatus> {
-        let start = Instant::now();
+        let mut wait = Wait::begin();
         loop {
             let status = self.poll(id)?;
-            let waited = start.elapsed();
+            let waited = wait.waited();
             if status.state != State::Running || waited >= timeout {
                 return Ok(status);
             }
-            rest(waited);
+            wait.rest();
         }
     }
 

@@ -1,7 +1,6 @@
 //! Memory that transfers may use: registered, exported, page-locked, and unregistered again.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use kvferry_device::{Device, Export};
 
@@ -10,7 +9,7 @@ use crate::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::pinned::PinnedAccount;
 use crate::segment::{AllocationKey, Segment};
-use crate::wait::rest;
+use crate::wait::Wait;
 
 impl Engine {
     /// Makes `[addr, addr + len)` a region that transfers may use and peers may read and write.
@@ -68,16 +67,16 @@ impl Engine {
     pub fn unregister(&self, addr: u64) -> Result<()> {
         self.check_process()?;
         let region = self.registry.withdraw(addr)?;
-        let start = Instant::now();
+        let mut wait = Wait::begin();
         while region.users() > 0 {
             self.progress();
-            let waited = start.elapsed();
+            let waited = wait.waited();
             if region.users() > 0 && waited >= self.config.unregister_timeout {
                 let batches = region.users();
                 self.registry.restore(region);
                 return Err(Error::RegionBusy { addr, batches, waited });
             }
-            rest(waited);
+            wait.rest();
         }
         self.registry.forget(&region);
         tracing::debug!(addr, len = region.len, "unregistered");

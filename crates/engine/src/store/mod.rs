@@ -19,7 +19,7 @@ mod runs;
 mod shape;
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvferry_device::{Capabilities, Consumer, MadeBy, Producer};
 
@@ -33,6 +33,7 @@ use crate::error::Error;
 use crate::plan::{Op, Paged, Pages};
 use crate::request::{Copies, OffloadMode, Part, SubmitOptions};
 use crate::target::Target;
+use crate::wait::Wait;
 
 pub use self::books::StoreStatistics;
 pub use self::error::StoreError;
@@ -69,9 +70,6 @@ pub struct PageStore {
 }
 
 type Result<T, E = StoreError> = std::result::Result<T, E>;
-
-/// Between polls of somebody who chose to wait.
-const NAP: Duration = Duration::from_micros(50);
 
 impl PageStore {
     /// Makes a store for pages of the device at that position in [`Engine::devices`]: allocates all
@@ -336,13 +334,14 @@ impl PageStore {
     /// # Errors
     /// [`StoreError::OtherProcess`].
     pub fn wait(&self, batch: &PageBatch, timeout: Duration) -> Result<State> {
-        let start = Instant::now();
+        let mut wait = Wait::begin();
         loop {
             let state = self.poll(batch)?;
-            if state != State::Running || start.elapsed() >= timeout {
+            let waited = wait.waited();
+            if state != State::Running || waited >= timeout {
                 return Ok(state);
             }
-            std::thread::sleep(NAP);
+            wait.rest();
         }
     }
 
@@ -352,7 +351,7 @@ impl PageStore {
     /// [`StoreError::Busy`] after the time; [`StoreError::Failed`] if operations failed since the
     /// last time that somebody asked.
     pub fn drain(&self, timeout: Duration) -> Result<()> {
-        let start = Instant::now();
+        let mut wait = Wait::begin();
         let last = self.books()?.next_number();
         loop {
             let mut books = self.books()?;
@@ -361,11 +360,11 @@ impl PageStore {
                 return books.take_failures();
             }
             drop(books);
-            let waited = start.elapsed();
+            let waited = wait.waited();
             if waited >= timeout {
                 return Err(StoreError::Busy { operations, waited });
             }
-            std::thread::sleep(NAP);
+            wait.rest();
         }
     }
 
@@ -416,7 +415,7 @@ impl PageStore {
 
     /// Waits, as far as the options say, until nothing keeps the pages from being stored.
     fn wait_for_room(&self, pages: &[(u32, PageKey)]) -> Result<MutexGuard<'_, Books>> {
-        let start = Instant::now();
+        let mut wait = Wait::begin();
         let bytes = self.bytes(pages.len());
         let mut quick = true;
         loop {
@@ -442,7 +441,7 @@ impl PageStore {
                 // Before anybody waits or is refused.
                 continue;
             }
-            let waited = start.elapsed();
+            let waited = wait.waited();
             let patient = match self.options.when_full {
                 WhenFull::Refuse => false,
                 WhenFull::Wait(longest) => waited < longest,
@@ -458,7 +457,7 @@ impl PageStore {
                 return Err(StoreError::Full { in_flight, bytes, limit, waited });
             }
             drop(books);
-            std::thread::sleep(NAP);
+            wait.rest();
         }
     }
 
@@ -541,8 +540,9 @@ impl Drop for PageStore {
         let books = self.books.get_mut().unwrap_or_else(PoisonError::into_inner);
         // Copies run into the store's memory until they are done. A device that hangs ends its
         // batches itself after the stall timeout.
+        let mut wait = Wait::begin();
         while books.look_at_all(&self.engine) > 0 {
-            std::thread::sleep(NAP);
+            wait.rest();
         }
         if books.lost {
             tracing::error!(

@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
-use std::time::Instant;
 
 use kvferry_device::{Completions, Device, Left, Queue, QueueOptions, SubmitError, Ticket, Work};
 use rustix::time::{ClockId, clock_gettime};
@@ -12,7 +11,7 @@ use crate::batch::Pending;
 use crate::config::Config;
 use crate::error::Result;
 use crate::profile::Tuning;
-use crate::wait::rest;
+use crate::wait::Wait;
 
 /// One device and its queue.
 #[derive(Debug)]
@@ -109,10 +108,10 @@ impl Lane {
     /// # Errors
     /// If the device is lost: nobody knows whether they are.
     pub(super) fn settle(&self, pending: &[Pending]) -> Result<(), kvferry_device::Error> {
-        let start = Instant::now();
+        let mut wait = Wait::begin();
         while !pending.iter().all(|pending| self.completions.done(pending.ticket)) {
             self.check()?;
-            rest(start.elapsed());
+            wait.rest();
         }
         Ok(())
     }

@@ -1,7 +1,6 @@
 //! Notices the ends of submissions for whoever cannot poll: no vendor's event wakes a task.
 
 use std::collections::VecDeque;
-use std::num::NonZeroU64;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,6 +9,7 @@ use kvferry_device::Ticket;
 
 use super::lane::Lane;
 use crate::error::{Error, Result};
+use crate::wait::punctual_naps;
 
 type Ended = Box<dyn FnOnce(Result<()>) + Send>;
 
@@ -46,8 +46,7 @@ const SPIN: Duration = Duration::from_micros(30);
 const NAP: Duration = Duration::from_micros(10);
 
 fn watch(receiver: &Receiver<Watched>) {
-    // Linux lets a nap last 50 us longer otherwise.
-    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+    punctual_naps();
     let mut watched: VecDeque<Watched> = VecDeque::new();
     let mut last_end = Instant::now();
     loop {

@@ -17,6 +17,7 @@ use super::lock;
 use crate::batch::Pending;
 use crate::error::{Error, Result};
 use crate::transport::lane::Lane;
+use crate::wait::punctual_naps;
 
 /// A batch that a worker submits, as whoever waits for it sees it.
 #[derive(Debug)]
@@ -284,6 +285,7 @@ const NAP: Duration = Duration::from_micros(20);
 const LONG_NAP: Duration = Duration::from_millis(1);
 
 fn run(shared: &Shared, mut pace: Pace) {
+    punctual_naps();
     let mut jobs: VecDeque<Running> = VecDeque::new();
     let mut last_progress = Instant::now();
     loop {
