@@ -10,9 +10,11 @@ use kvferry_device::sim::Live;
 use rand::Rng;
 use rand::rngs::SmallRng;
 
-use super::{Pair, before_notice, control, lost, proves_once, settled, submits_until_lost};
+use super::{
+    Pair, before_notice, control, lost, proves_once, settled, submits_until_lost, uses_tcp,
+};
 use crate::peer_process::{
-    Image, Kind, Layout, Move, Obey, Order, PATIENCE, PeerProcess, Side, Usage, eventually,
+    Image, Kind, Layout, Move, Obey, Order, PATIENCE, PeerProcess, Side, eventually,
 };
 
 pub(crate) fn a_peer_killed_at_any_moment_ends_every_batch_and_leaves_nothing(
@@ -25,6 +27,8 @@ pub(crate) fn a_peer_killed_at_any_moment_ends_every_batch_and_leaves_nothing(
     let len = source_len.max(destination_len);
     let mut here = Side::start(kind, None).expect("a side");
     proves_once(&mut here, kind);
+    // An export of a peer that just died cannot be opened, and then TCP is tried.
+    uses_tcp(&mut here);
     let local = here.filled(len, 0);
     let mut before = None;
     // How long a transfer takes, first use included, is about how long to wait at most.
@@ -66,9 +70,6 @@ pub(crate) fn a_peer_killed_at_any_moment_ends_every_batch_and_leaves_nothing(
         assert_eq!(peer.target().open_count(), 0, "round {round}");
         drop((peer, there));
         let before = *before.get_or_insert_with(|| settled(&mut here));
-        // An export of a peer that just died cannot be opened, and then TCP is tried: its threads stay,
-        // with fewer descriptors than one for each round.
-        let before = Usage { descriptors: before.descriptors + 40, ..before };
         eventually("nothing of a killed peer is left", || here.usage().within(&before));
     }
     // And this side works as ever.

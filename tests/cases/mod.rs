@@ -117,6 +117,27 @@ fn proves_once(here: &mut Side, kind: Kind) {
     proves(here, &mut there, peer.target());
 }
 
+/// Moves bytes over TCP until what that keeps for the next time is there: threads, which sessions take by
+/// turns, and a GPU's staging slots.
+fn uses_tcp(here: &mut Side) {
+    let len = 1 << 20;
+    let local = here.address(Order::Allocate { len });
+    let mut before = None;
+    loop {
+        let mut there = PeerProcess::start(Kind::Host);
+        let remote = there.address(Order::AllocatePrivate { len });
+        let peer = here.node.open(&there.name).expect("opens");
+        let range = Range { local, remote, len };
+        here.run(peer.target(), Op::Write, &[range]).expect("ordinary memory is reached over TCP");
+        drop((peer, there));
+        let now = settled(here);
+        if before.replace(now) == Some(now) {
+            break;
+        }
+    }
+    here.done(Order::Free { addr: local });
+}
+
 fn lost(error: &Error) -> bool {
     matches!(error, Error::PeerLost { .. })
 }
