@@ -220,7 +220,8 @@ typedef struct kvferry_path_statistics {
     uint64_t bytes;
 } kvferry_path_statistics;
 
-/* An engine's numbers now. Those that count begin at zero and only grow. */
+/* An engine's numbers now. Those that count begin at zero and only grow; a batch that poll or wait, on any
+ * thread, has said to have ended is in them. */
 typedef struct kvferry_statistics {
     uint64_t struct_size;
     /* Page-locked host memory that the engine holds for itself. */

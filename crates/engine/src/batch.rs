@@ -4,12 +4,13 @@
 use std::collections::VecDeque;
 use std::fmt::{self, Display};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use kvferry_device::nvtx::NvtxRange;
 use kvferry_device::{Ticket, Verdict};
 use tracing::Span;
 
-use crate::ended::{Facts, Fallback};
+use crate::ended::{Ended, Facts, Fallback};
 use crate::error::{Error, RangeError, Result, Side};
 use crate::mapping::OpenMapping;
 use crate::registry::{HostLock, Pin};
@@ -212,6 +213,28 @@ pub(crate) struct Told {
     pub(crate) _range: Option<NvtxRange>,
 }
 
+/// A batch that a call ended.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) told: Told,
+    /// Of all its pieces.
+    bytes: u64,
+    /// From the submission until its end was seen.
+    time: Duration,
+}
+
+impl Finished {
+    /// What is told of the batch, whose status says how it ended.
+    pub(crate) fn ended<'a>(&self, status: &'a BatchStatus) -> Ended<'a> {
+        let failure = match &status.state {
+            State::Failed(error) => Some(error),
+            State::Running | State::Completed => None,
+        };
+        let Self { told, bytes, time } = self;
+        Ended { facts: told.facts, path: status.path, bytes: *bytes, time: *time, failure }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Slot {
     generation: u32,
@@ -314,12 +337,14 @@ impl Batches {
     }
 
     /// Ends a running batch; of several threads that saw it end, one does it. Returns its status and,
-    /// if this call ended it, what is to be told of it and all its bytes.
+    /// if this call ended it, what is to be told of it. `count` is quick: it is called under the lock,
+    /// so that whoever sees the batch ended finds it counted.
     pub(crate) fn finish(
         &self,
         id: BatchId,
         end: End,
-    ) -> Result<(BatchStatus, Option<(Told, u64)>)> {
+        count: impl FnOnce(&Ended<'_>),
+    ) -> Result<(BatchStatus, Option<Finished>)> {
         let mut state = self.state();
         let batch = state.get(id)?;
         let Some(mut running) = batch.running.take() else {
@@ -351,7 +376,10 @@ impl Batches {
             }
             Some(error) => batch.status.state = State::Failed(error),
         }
-        let (status, total) = (batch.status.clone(), batch.total);
+        let (status, bytes) = (batch.status.clone(), batch.total);
+        let time = running.told.facts.submitted.elapsed();
+        let finished = Finished { told: running.told, bytes, time };
+        count(&finished.ended(&status));
         state.running -= 1;
         drop(state);
         match end {
@@ -359,7 +387,7 @@ impl Batches {
             // Copies may still run: keep what they touch for the life of the process.
             End::Unknown(_) => std::mem::forget(running.holds),
         }
-        Ok((status, Some((running.told, total))))
+        Ok((status, Some(finished)))
     }
 
     /// Forgets a batch that ended.

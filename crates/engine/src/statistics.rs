@@ -63,7 +63,8 @@ impl Counters {
 }
 
 /// An engine's numbers at one moment. Those that count begin with the engine at zero and only grow;
-/// they are read one by one, so a batch that ends meanwhile may be in some of them.
+/// they are read one by one, so a batch that ends meanwhile may be in some of them. A batch that anybody
+/// saw ended is in all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Statistics {

@@ -14,6 +14,25 @@ use common::config;
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
+fn whoever_sees_a_batch_ended_finds_it_counted() {
+    let device = kvferry_device::host().expect("always there");
+    let engine = Engine::new(config(&[]), vec![device.clone()]).expect("an engine");
+    let memory = engine.allocate(&device, 1 << 12).expect("memory");
+    let target = engine.local().expect("itself");
+    let range = [Range { local: memory.addr(), remote: memory.addr() + 2048, len: 64 }];
+    // A thread that ends batches as well: whoever comes second must not see the end too early.
+    engine.event_fd().expect("a descriptor");
+    for count in 1..=10_000 {
+        let id = engine.submit(&target, Op::Write, &range).expect("submits");
+        while engine.poll(id).expect("known").state == State::Running {
+            std::hint::spin_loop();
+        }
+        assert_eq!(engine.statistics().all_paths().completed, count);
+        engine.release(id).expect("it ended");
+    }
+}
+
+#[test]
 fn statistics_are_told_while_a_submission_waits_for_room() {
     // Of a device's ring, and of that for staged copies to host memory.
     for staged in [false, true] {

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvferry_device::Consumer;
+use tracing::Span;
 
 use super::Engine;
-use crate::batch::{AllPending, BatchId, BatchStatus, End, State, Told};
+use crate::batch::{AllPending, BatchId, BatchStatus, End, State};
 use crate::ended::Ended;
 use crate::error::{Error, Result};
 use crate::target::Target;
@@ -27,9 +28,10 @@ impl Engine {
             (_, Some(Ok(true))) => End::Quiet,
             (_, Some(Err(error))) => End::Unknown(error.into()),
         };
-        let (status, ended) = self.batches.finish(id, end)?;
-        if let Some((told, bytes)) = ended {
-            self.ended(id, &status, &told, bytes);
+        let count = |ended: &Ended<'_>| self.counters.ended(ended);
+        let (status, finished) = self.batches.finish(id, end, count)?;
+        if let Some(finished) = finished {
+            self.ended(id, &finished.ended(&status), &finished.told.span);
         }
         Ok(status)
     }
@@ -150,22 +152,15 @@ impl Engine {
         running.len() - ended.count()
     }
 
-    /// Tells everybody of a batch that ended just now.
-    fn ended(&self, id: BatchId, status: &BatchStatus, told: &Told, bytes: u64) {
-        let failure = match &status.state {
-            State::Failed(error) => Some(error),
-            State::Running | State::Completed => None,
-        };
-        match failure {
+    /// Tells everybody of a batch that ended just now and is counted.
+    fn ended(&self, id: BatchId, ended: &Ended<'_>, span: &Span) {
+        match ended.failure {
             None => {}
             Some(Error::Cancelled) => tracing::debug!(%id, "batch cancelled"),
             Some(error) => tracing::warn!(%id, %error, "batch failed"),
         }
-        let Told { facts, span, _range } = told;
-        let (facts, path, time) = (*facts, status.path, facts.submitted.elapsed());
-        let ended = Ended { facts, path, bytes, time, failure };
         ended.record(span);
-        self.tell(&ended);
+        self.meters.ended(ended);
         if let Some(notifier) = self.notifier.get() {
             notifier.signal();
         }
