@@ -122,7 +122,11 @@ impl Engine {
             let facts = Facts::new(parts, began, Transport::None);
             let (path, time) = (Path::None, began.elapsed());
             self.tell(&Ended { facts, path, bytes: 0, time, failure: None });
-            return Ok(self.batches.insert_completed());
+            let id = self.batches.insert_completed();
+            if let Some(notifier) = self.notifier.get() {
+                notifier.signal();
+            }
+            return Ok(id);
         };
         if let Some(error) = &submitted.failure {
             tracing::warn!(%error, "a batch failed while it was submitted");

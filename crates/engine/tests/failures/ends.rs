@@ -325,6 +325,11 @@ fn an_event_descriptor_counts_batches_as_they_end() {
     assert_eq!(finish(&engine, id), State::Completed);
     assert!(readable(60_000));
     assert_eq!(count(), 1);
+    // So is one that has nothing to move, and has ended when it is submitted.
+    let nothing = Range { len: 0, ..range };
+    engine.submit(&target, Op::Write, &[nothing]).expect("submits");
+    assert!(readable(0));
+    assert_eq!(count(), 1);
 }
 
 #[test]
