@@ -294,13 +294,15 @@ typedef struct kvferry_api {
      * is its only path and so no fallback (MC_KVFERRY_STRICT). */
     kvferry_status (*register_memory)(kvferry_engine engine, uint64_t address, uint64_t length,
                                       uint32_t *served);
-    /* Ends the region that begins at address; waits for batches that use it. */
+    /* Ends the region that begins at address; waits for batches that use it. KVFERRY_BUSY: they did not
+     * end within MC_KVFERRY_UNREGISTER_TIMEOUT_SEC, and it is as it was; or another thread is ending it. */
     kvferry_status (*unregister_memory)(kvferry_engine engine, uint64_t address);
     /* Memory of a device (by its index), registered. Host memory from here can be mapped by other
      * processes of this host, which copy to and from it without TCP. */
     kvferry_status (*allocate)(kvferry_engine engine, uint32_t device, uint64_t length,
                                uint64_t *address);
-    /* Frees what allocate gave; waits for batches that use it. */
+    /* Frees what allocate gave, also if it was unregistered before; waits for batches that use it.
+     * KVFERRY_BUSY as of unregister_memory: it is not freed, and may be later. */
     kvferry_status (*free)(kvferry_engine engine, uint64_t address);
 
     /* Opens a peer by its name; the engine itself is one, too. Takes up to 10 seconds, and what the

@@ -244,8 +244,11 @@ pub(super) unsafe extern "C" fn free(engine: EngineHandle, address: u64) -> Stat
         let plugin = plugin::find(engine)?;
         let buffer = plugin.buffers().remove(&address);
         let unknown = || Refusal::not_found(format!("{address:#x} was not allocated here"));
-        // Dropped without the lock: it waits for batches.
-        buffer.map(drop).ok_or_else(unknown)
+        // Freed without the lock: it waits for batches.
+        buffer.ok_or_else(unknown)?.free().map_err(|(buffer, busy)| {
+            plugin.buffers().insert(address, buffer);
+            busy.into()
+        })
     })
 }
 

@@ -224,7 +224,8 @@ const LARGEST: u64 = 4096;
 
 fn size_of_caller(what: &'static str, size: u64) -> Result<usize, Refusal> {
     match size {
-        8..=LARGEST => Ok(size as usize),
+        // Fields of 8 bytes are there whole or not at all.
+        8..=LARGEST if size.is_multiple_of(8) => Ok(size as usize),
         _ => Err(Refusal::invalid(format!("{what}: struct_size is {size}, not sizeof of it"))),
     }
 }

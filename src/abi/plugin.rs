@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use kvferry_engine::{Buffer, Engine, Error};
+use kvferry_engine::{Buffer, Engine};
 use kvferry_node::{Node, Peer};
 
 use super::status::Refusal;
@@ -61,16 +61,10 @@ pub(super) fn insert(node: Arc<Node>) -> EngineHandle {
 /// whoever uses them now, so that the caller may free their memory.
 pub(super) fn remove(handle: EngineHandle) -> Result<(), Refusal> {
     let plugin = plugins_mut().remove(&handle).ok_or_else(|| unknown(handle))?;
+    let ended = plugin.engine.unregister_all();
     // Buffers hold the engine, so they go by hand.
     plugin.buffers().clear();
-    let mut ended = Ok(());
-    for region in plugin.engine.segment().regions {
-        // It is gone already if another thread unregistered it.
-        if let Err(busy @ Error::RegionBusy { .. }) = plugin.engine.unregister(region.addr) {
-            ended = Err(busy.into());
-        }
-    }
-    ended
+    Ok(ended?)
 }
 
 impl Plugin {
@@ -87,8 +81,12 @@ impl Plugin {
     }
 
     pub(super) fn close(&self, handle: TargetHandle) -> Result<(), Refusal> {
-        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
-        targets.remove(&handle.id).map(drop).ok_or_else(|| unknown_target(handle))
+        let peer = {
+            let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
+            targets.remove(&handle.id)
+        };
+        // Dropped without the lock: it closes mappings, and submissions look for their targets.
+        peer.map(drop).ok_or_else(|| unknown_target(handle))
     }
 
     pub(super) fn buffers(&self) -> MutexGuard<'_, HashMap<u64, Buffer>> {

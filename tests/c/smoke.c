@@ -200,8 +200,10 @@ static void misuse(kvferry_engine engine, kvferry_target target, uint64_t memory
     IS(api->submit_ranges(stale, KVFERRY_WRITE, &range, 1, NULL, &batch), KVFERRY_NOT_FOUND);
     kvferry_submit_options options = {sizeof options, 9, 0, NULL, KVFERRY_OFFLOAD_AUTO, 0, NULL, 0};
     IS(api->submit_ranges(target, KVFERRY_WRITE, &range, 1, &options, &batch), KVFERRY_INVALID_ARGUMENT);
-    options.struct_size = 3;
-    IS(api->submit_ranges(target, KVFERRY_WRITE, &range, 1, &options, &batch), KVFERRY_INVALID_ARGUMENT);
+    for (int i = 0; i < 2; i++) {
+        options.struct_size = i ? 20 : 3; /* Half a pointer. */
+        IS(api->submit_ranges(target, KVFERRY_WRITE, &range, 1, &options, &batch), KVFERRY_INVALID_ARGUMENT);
+    }
     kvferry_request requests[2] = {{KVFERRY_WRITE, 0, memory, target, 0, 0}, {7, 0, memory, target, 0, 0}};
     IS(api->submit_requests(engine, requests, 2, NULL, &batch), KVFERRY_INVALID_ARGUMENT);
     char why[256];
@@ -219,6 +221,11 @@ static void misuse(kvferry_engine engine, kvferry_target target, uint64_t memory
     IS(api->register_memory(engine, own, 0, &served), KVFERRY_INVALID_ARGUMENT);
     IS(api->unregister_memory(engine, own), KVFERRY_OK);
     IS(api->unregister_memory(engine, own), KVFERRY_NOT_FOUND);
+    uint64_t allocated = 0;
+    OK(api->allocate(engine, 0, ROW, &allocated));
+    OK(api->unregister_memory(engine, allocated));
+    OK(api->free(engine, allocated));
+    IS(api->free(engine, allocated), KVFERRY_NOT_FOUND);
     void *closed = mmap(NULL, ROW, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(closed != MAP_FAILED);
     IS(api->register_memory(engine, (uintptr_t)closed, ROW, &served), KVFERRY_OK);

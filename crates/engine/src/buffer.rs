@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 pub struct Buffer {
     engine: Arc<Engine>,
     device: Arc<dyn Device>,
-    /// Taken only by `Drop`.
+    /// None once it is freed.
     memory: Option<Memory>,
     addr: u64,
     len: u64,
@@ -60,6 +60,23 @@ impl Buffer {
         Ok(unsafe { self.device.read(addr, bytes) }?)
     }
 
+    /// Frees the memory. Waits for batches that use it, at most `MC_KVFERRY_UNREGISTER_TIMEOUT_SEC`.
+    /// Dropping a buffer does the same, and keeps memory that stays in use for ever.
+    ///
+    /// # Errors
+    /// The buffer, and as [`Engine::unregister`]: it is as it was.
+    pub fn free(mut self) -> std::result::Result<(), (Self, Error)> {
+        self.end().map_err(|error| (self, error))
+    }
+
+    fn end(&mut self) -> Result<()> {
+        match self.engine.unregister(self.addr) {
+            // Who unregistered it waited until it was unused.
+            Ok(()) | Err(Error::UnknownRegion { .. }) => Ok(drop(self.memory.take())),
+            Err(error) => Err(error),
+        }
+    }
+
     fn inside(&self, offset: u64, len: usize) -> Result<u64> {
         self.engine.check_process()?;
         let end = offset.checked_add(len as u64).filter(|&end| end <= self.len);
@@ -70,7 +87,10 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let Err(error) = self.engine.unregister(self.addr) else { return };
+        if self.memory.is_none() {
+            return;
+        }
+        let Err(error) = self.end() else { return };
         // Something may still copy to or from it, and in a fork it is the parent's.
         std::mem::forget(self.memory.take());
         if !matches!(error, Error::OtherProcess { .. }) {

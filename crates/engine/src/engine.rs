@@ -314,6 +314,17 @@ impl Engine {
         &self.peer
     }
 
+    /// Ends those of withdrawn regions that nobody uses any more; the others are left.
+    fn forget_unused(&self, regions: &mut Vec<Arc<Region>>) {
+        regions.retain(|region| {
+            let is_used = region.users() > 0;
+            if !is_used {
+                self.registry.forget(region);
+            }
+            is_used
+        });
+    }
+
     /// Waits until nobody uses withdrawn regions any more: peers, whose copies end by themselves, and
     /// other engines of this process.
     fn quiet(&self, mut regions: Vec<Arc<Region>>, tcp: Option<&Tcp>) {
@@ -321,13 +332,7 @@ impl Engine {
         let is_lost =
             |device| self.peer.is_lost(device) || tcp.is_some_and(|it| it.is_lost(device));
         loop {
-            regions.retain(|region| {
-                let is_used = region.users() > 0;
-                if !is_used {
-                    self.registry.forget(region);
-                }
-                is_used
-            });
+            self.forget_unused(&mut regions);
             let waited = wait.waited();
             // Nobody knows what a device that is lost does, however long that is waited for.
             let hope = regions.iter().any(|region| !is_lost(region.device));

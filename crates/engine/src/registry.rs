@@ -1,8 +1,10 @@
 //! Registered memory: who owns an address, in which allocation, and who uses it now.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use kvferry_device::{Allocation, Device, DeviceUuid, Export, Mapping, Vendor, private_memory};
 use kvferry_wire::segment::SegmentRef;
@@ -26,15 +28,22 @@ pub(crate) struct Region {
     users: AtomicUsize,
     /// Whether somebody waits for it to be unused.
     withdrawn: AtomicBool,
+    /// Somebody did, and gave up: it is withdrawn for good.
+    given_up: AtomicBool,
 }
 
 impl Region {
     pub(crate) fn users(&self) -> usize {
-        self.users.load(Ordering::Acquire)
+        self.users.load(Acquire)
     }
 
     pub(crate) fn is_withdrawn(&self) -> bool {
-        self.withdrawn.load(Ordering::Relaxed)
+        self.withdrawn.load(Relaxed)
+    }
+
+    /// That it is still in use, after so long.
+    pub(crate) fn busy(&self, waited: Duration) -> Error {
+        Error::RegionBusy { addr: self.addr, batches: self.users(), waited }
     }
 }
 
@@ -44,7 +53,7 @@ pub(crate) struct Pin(Arc<Region>);
 
 impl Pin {
     fn new(region: &Arc<Region>) -> Self {
-        region.users.fetch_add(1, Ordering::AcqRel);
+        region.users.fetch_add(1, AcqRel);
         Self(Arc::clone(region))
     }
 
@@ -55,7 +64,7 @@ impl Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        self.0.users.fetch_sub(1, Ordering::AcqRel);
+        self.0.users.fetch_sub(1, AcqRel);
     }
 }
 
@@ -270,32 +279,61 @@ impl Registry {
             }
         }
         let segment = state.name_segment();
-        let (users, withdrawn) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let region = Region { addr, len, device, allocation: key, segment, users, withdrawn };
+        let region = Region {
+            addr,
+            len,
+            device,
+            allocation: key,
+            segment,
+            users: AtomicUsize::new(0),
+            withdrawn: AtomicBool::new(false),
+            given_up: AtomicBool::new(false),
+        };
         state.publish(Arc::new(region));
         Ok(())
     }
 
     /// Withdraws the region that begins at `addr`: later submissions do not find it.
+    ///
+    /// # Errors
+    /// [`Error::RegionBusy`] for one that somebody else is ending: its memory is still in use.
     pub(crate) fn withdraw(&self, addr: u64) -> Result<Arc<Region>> {
         let mut state = self.state();
+        if let Some(region) = state.withdrawn.get(&addr) {
+            return Err(region.busy(Duration::ZERO));
+        }
         let region = state.by_addr.remove(&addr).ok_or(Error::UnknownRegion { addr })?;
         state.segments[region.segment.segment as usize].region = None;
-        region.withdrawn.store(true, Ordering::Relaxed);
+        region.withdrawn.store(true, Relaxed);
         state.withdrawn.insert(addr, Arc::clone(&region));
         state.table = None;
         Ok(region)
     }
 
-    /// Withdraws all regions.
+    /// Withdraws all regions; those that somebody gave up come as well.
     pub(crate) fn withdraw_all(&self) -> Vec<Arc<Region>> {
-        let addrs: Vec<u64> = self.state().by_addr.keys().copied().collect();
-        addrs.into_iter().filter_map(|addr| self.withdraw(addr).ok()).collect()
+        let (addrs, mut regions): (Vec<_>, Vec<_>) = {
+            let state = self.state();
+            let given_up = state.withdrawn.values().filter(|it| it.given_up.swap(false, Relaxed));
+            (state.by_addr.keys().copied().collect(), given_up.cloned().collect())
+        };
+        regions.extend(addrs.into_iter().filter_map(|addr| self.withdraw(addr).ok()));
+        regions
+    }
+
+    /// Leaves withdrawn regions as they are: nobody finds them, and whoever withdraws all has them next.
+    pub(crate) fn give_up(&self, regions: Vec<Arc<Region>>) {
+        regions.iter().for_each(|region| region.given_up.store(true, Relaxed));
+    }
+
+    /// One of the regions that are being ended.
+    pub(crate) fn withdrawn(&self) -> Option<Arc<Region>> {
+        self.state().withdrawn.values().next().cloned()
     }
 
     /// Puts a withdrawn region back, because it is still in use.
     pub(crate) fn restore(&self, region: Arc<Region>) {
-        region.withdrawn.store(false, Ordering::Relaxed);
+        region.withdrawn.store(false, Relaxed);
         let mut state = self.state();
         state.withdrawn.remove(&region.addr);
         state.publish(region);

@@ -4,6 +4,7 @@ mod common;
 
 use std::sync::Arc;
 
+use kvferry_device::sim::{Live, SimOptions, sim};
 use kvferry_device::{Device, Memory};
 use kvferry_engine::{Engine, Error};
 
@@ -98,4 +99,80 @@ fn a_list_that_fails_says_which_regions_before_it_stay_because_something_uses_th
             return;
         }
     }
+}
+
+#[test]
+fn memory_is_freed_when_nobody_uses_it_and_not_before() {
+    for unregistered in [false, true] {
+        let (device, control) = sim(&SimOptions::default()).expect("always there");
+        let knobs = [("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", "0")];
+        let engine = Engine::new(config(&knobs), vec![device.clone()]).expect("an engine");
+        let before = control.live(Live::Allocations);
+        let buffer = engine.allocate(&device, LEN).expect("memory");
+        let addr = buffer.addr();
+        let lease = engine.lease(addr, 1).expect("registered");
+        let (buffer, busy) = buffer.free().expect_err("it is leased");
+        assert!(matches!(busy, Error::RegionBusy { .. }), "{busy:?}");
+        assert_eq!(engine.statistics().regions, 1, "it is as it was");
+        assert_eq!(control.live(Live::Allocations), before + 1);
+        drop(lease);
+        if unregistered {
+            assert_eq!(engine.unregister(addr), Ok(()));
+        }
+        assert!(buffer.free().is_ok());
+        assert_eq!(engine.statistics().regions, 0);
+        assert_eq!(control.live(Live::Allocations), before, "unregistered: {unregistered}");
+    }
+}
+
+#[test]
+fn all_regions_are_ended_together_and_those_that_other_threads_are_ending_with_them() {
+    let (memory, engine) = memory_and_engine("60");
+    let [first, second] = [memory.addr(), memory.addr() + LEN / 2];
+    for addr in [first, second] {
+        // SAFETY: everything is unregistered before the memory is dropped.
+        unsafe { engine.register(addr, LEN / 2) }.expect("it is there");
+    }
+    let leases = [first, second].map(|addr| engine.lease(addr, 1).expect("registered"));
+    std::thread::scope(|scope| {
+        let one = scope.spawn(|| engine.unregister(first));
+        while engine.statistics().regions > 1 {
+            std::thread::yield_now();
+        }
+        let twice = engine.unregister(first);
+        assert!(matches!(twice, Err(Error::RegionBusy { .. })), "its memory is in use: {twice:?}");
+        let all = scope.spawn(|| engine.unregister_all());
+        wait_for_the_withdrawal(&engine, &all);
+        let [of_first, of_second] = leases;
+        drop(of_second);
+        // Until the second one is over, whose memory may be registered again then.
+        // SAFETY: as above.
+        while unsafe { engine.register(second, LEN / 2) }.is_err() {
+            std::thread::yield_now();
+        }
+        assert!(!all.is_finished(), "the first is in use");
+        drop(of_first);
+        assert_eq!(one.join().expect("no panic"), Ok(()));
+        assert_eq!(all.join().expect("no panic"), Ok(()));
+    });
+    assert_eq!(engine.unregister_all(), Ok(()));
+    assert_eq!(engine.statistics().regions, 0);
+}
+
+#[test]
+fn regions_that_stay_in_use_are_waited_for_once_and_found_by_nobody_afterwards() {
+    let (memory, engine) = memory_and_engine("1");
+    let addrs: Vec<_> = (0..16).map(|at| memory.addr() + at * 256).collect();
+    // SAFETY: the memory outlives the engine.
+    addrs.iter().for_each(|&addr| unsafe { engine.register(addr, 256) }.expect("it is there"));
+    let leases: Vec<_> = addrs.iter().map(|&addr| engine.lease(addr, 1)).collect();
+    let Err(Error::RegionBusy { waited, .. }) = engine.unregister_all() else {
+        panic!("they are leased")
+    };
+    // Each by itself would take 16 seconds.
+    assert!(waited < std::time::Duration::from_secs(8), "{waited:?}");
+    assert_eq!(engine.statistics().regions, 0);
+    assert!(engine.lease(addrs[0], 1).is_none());
+    drop(leases);
+    assert_eq!(engine.unregister_all(), Ok(()), "nobody uses them any more");
 }

@@ -63,7 +63,8 @@ impl Engine {
     /// most `MC_KVFERRY_UNREGISTER_TIMEOUT_SEC`.
     ///
     /// # Errors
-    /// [`Error::UnknownRegion`]; [`Error::RegionBusy`], and then the region stays registered.
+    /// [`Error::UnknownRegion`]; [`Error::RegionBusy`], and then the region stays registered, or another
+    /// thread is ending it.
     pub fn unregister(&self, addr: u64) -> Result<()> {
         self.check_process()?;
         let region = self.registry.withdraw(addr)?;
@@ -72,15 +73,39 @@ impl Engine {
             self.progress();
             let waited = wait.waited();
             if region.users() > 0 && waited >= self.config.unregister_timeout {
-                let batches = region.users();
+                let busy = region.busy(waited);
                 self.registry.restore(region);
-                return Err(Error::RegionBusy { addr, batches, waited });
+                return Err(busy);
             }
             wait.rest();
         }
         self.registry.forget(&region);
         tracing::debug!(addr, len = region.len, "unregistered");
         Ok(())
+    }
+
+    /// Ends all regions, and waits until the last is unused, those that other threads are ending among
+    /// them: at most `MC_KVFERRY_UNREGISTER_TIMEOUT_SEC` together, not each.
+    ///
+    /// # Errors
+    /// [`Error::RegionBusy`] for one of those that are still in use. They are no regions any more
+    /// nevertheless, but their memory is to be kept, until another such call is `Ok`.
+    pub fn unregister_all(&self) -> Result<()> {
+        self.check_process()?;
+        let (mut wait, mut regions) = (Wait::begin(), Vec::new());
+        loop {
+            // One that another thread gives up comes back.
+            regions.extend(self.registry.withdraw_all());
+            self.progress();
+            self.forget_unused(&mut regions);
+            let Some(region) = self.registry.withdrawn() else { return Ok(()) };
+            let waited = wait.waited();
+            if waited >= self.config.unregister_timeout {
+                self.registry.give_up(regions);
+                return Err(region.busy(waited));
+            }
+            wait.rest();
+        }
     }
 
     /// Allocates memory on a device and registers it.
