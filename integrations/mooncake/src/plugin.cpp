@@ -88,16 +88,18 @@ kvferry_status Engine::target(const std::string& name, const std::shared_ptr<con
     const auto peer = this->peer(name);
     std::lock_guard lock(peer->mutex);
     kvferry_status known = KVFERRY_OK;
-    if (peer->target.id && peer->version != version) {
-        known = api_.refresh(peer->target);
-        if (known == KVFERRY_PEER_LOST) {
-            api_.close(peer->target);
-            peer->target = {};
+    if (peer->target.id && peer->version != version) known = api_.refresh(peer->target);
+    if (!peer->target.id || known == KVFERRY_PEER_LOST) {
+        // One that does not answer may work nevertheless: transfers tell whether it is lost.
+        kvferry_target opened{};
+        const auto status = api_.open(handle_, name.c_str(), &opened);
+        if (status == KVFERRY_OK) {
+            if (peer->target.id) api_.close(peer->target);
+            peer->target = opened;
+            known = KVFERRY_OK;
+        } else if (!peer->target.id) {
+            return status;
         }
-    }
-    if (!peer->target.id) {
-        known = api_.open(handle_, name.c_str(), &peer->target);
-        if (known != KVFERRY_OK) return known;
     }
     // Whoever could not be asked now is asked again at the next transfer.
     if (known == KVFERRY_OK) peer->version = version;

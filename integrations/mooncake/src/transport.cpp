@@ -71,8 +71,11 @@ void KvferryTransport::publish() {
     segment->tcp_data_port = ours["tcp_data_port"].asInt();
     segment->tcp_proto_version = ours["tcp_proto_version"].asInt();
     metadata_->addLocalSegment(LOCAL_SEGMENT_ID, now->name, std::move(segment));
-    if (metadata_->updateLocalSegmentDesc())
+    if (metadata_->updateLocalSegmentDesc()) {
+        // Without our ports, which close now.
+        metadata_->addLocalSegment(LOCAL_SEGMENT_ID, now->name, std::make_shared<SegmentDesc>(*now));
         throw std::runtime_error("the local segment could not be published");
+    }
 }
 
 Status KvferryTransport::submitTransfer(BatchID batch_id,

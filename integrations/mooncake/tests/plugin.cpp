@@ -103,14 +103,47 @@ void a_peer_that_was_forgotten_or_restarted_is_opened_anew(const kvferry_api& ap
     CHECK_THAT(here.target(name, first, &target) == KVFERRY_OK);
     CHECK_THAT(again.id == target.id);
 
+    const auto from = allocate(here), to = allocate(*there);
     there.reset();
-    CHECK_THAT(here.target(name, second, &target) == KVFERRY_PEER_LOST);
+    CHECK_THAT(here.target(name, second, &again) == KVFERRY_OK);
+    CHECK_THAT(again.id == target.id);
+    CHECK_THAT(copy(here, again, from, to) == KVFERRY_PEER_LOST);
+    here.forget(name, again);
+    CHECK_THAT(here.target(name, second, &again) == KVFERRY_PEER_LOST);
     CHECK_THAT(!kvferry::last_error(api).empty());
     const EngineOptions same{.devices = "host", .listen = name, .name = {}};
     there = std::make_unique<Engine>(api, same);
     CHECK_THAT(here.target(name, second, &again) == KVFERRY_OK);
     CHECK_THAT(again.id != target.id);
-    CHECK_THAT(copy(here, again, allocate(here), allocate(*there)) == KVFERRY_OK);
+    CHECK_THAT(copy(here, again, from, allocate(*there)) == KVFERRY_OK);
+}
+
+/// As one is whose machine is too busy to answer in time.
+void a_peer_that_does_not_answer_is_used_as_it_is_known_and_asked_again(const kvferry_api& api) {
+    static kvferry_api deaf;
+    static int asked;
+    deaf = api, asked = 0;
+    const EngineOptions host{.devices = "host", .listen = {}, .name = {}};
+    Engine here(deaf, host), there(api, host);
+    const auto from = allocate(here), to = allocate(there);
+    const auto first = std::make_shared<int>(1), second = std::make_shared<int>(2);
+    kvferry_target target{}, again{};
+    CHECK_THAT(here.target(there.name(), first, &target) == KVFERRY_OK);
+    deaf.refresh = [](kvferry_target) -> kvferry_status {
+        asked++;
+        return KVFERRY_PEER_LOST;
+    };
+    deaf.open = [](kvferry_engine, const char*, kvferry_target*) -> kvferry_status {
+        return KVFERRY_PEER_LOST;
+    };
+    for (int transfer = 1; transfer <= 2; transfer++) {
+        CHECK_THAT(here.target(there.name(), second, &again) == KVFERRY_OK);
+        CHECK_THAT(again.id == target.id && asked == transfer);
+        CHECK_THAT(copy(here, again, from, to) == KVFERRY_OK);
+    }
+    deaf.refresh = api.refresh;
+    CHECK_THAT(here.target(there.name(), second, &again) == KVFERRY_OK);
+    CHECK_THAT(again.id == target.id);
 }
 
 }  // namespace
@@ -125,6 +158,7 @@ int main(int count, char** arguments) {
     an_engine_that_cannot_start_says_why(api);
     a_peer_is_opened_once_and_found_with_all_of_its_memory(api);
     a_peer_that_was_forgotten_or_restarted_is_opened_anew(api);
-    printf("plugin: 4 passed, 0 failed\n");
+    a_peer_that_does_not_answer_is_used_as_it_is_known_and_asked_again(api);
+    printf("plugin: 5 passed, 0 failed\n");
     return 0;
 }
