@@ -22,7 +22,8 @@
  *   registered.
  * - In a child of a process that used the library, and that did not exec, every function that
  *   returns a kvferry_status returns KVFERRY_FORKED and touches nothing. kvferry_load, version and
- *   last_error answer as in the parent.
+ *   last_error answer as in the parent. The child keeps copies of the sockets: where the parent dies
+ *   first, peers notice, and its ports are free, when the child has ended, too.
  *
  * Addresses are those of the process that owns the memory; sizes are bytes. */
 #ifndef KVFERRY_H
