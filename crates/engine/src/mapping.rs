@@ -144,6 +144,18 @@ impl MappingCache {
         drop(let_go);
     }
 
+    /// Lets go of all that `keeper` keeps if `ends`, called under the lock, says so. Whoever sees
+    /// what `ends` did finds nothing kept.
+    pub(crate) fn release_all_if(&self, keeper: Keeper, ends: impl FnOnce() -> bool) -> bool {
+        let mut state = self.state();
+        let ended = ends();
+        let let_go = if ended { state.release(keeper, |_| false) } else { Vec::new() };
+        drop(state);
+        // Outside the lock: it closes mappings.
+        drop(let_go);
+        ended
+    }
+
     /// How many mappings `keeper` keeps open.
     pub(crate) fn count(&self, keeper: Keeper) -> usize {
         let state = self.state();
@@ -273,6 +285,8 @@ impl Drop for OpenMapping {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use kvferry_device::DeviceUuid;
 
     use super::*;
@@ -343,6 +357,34 @@ mod tests {
         drop((opened(&cache, 1, keeper), opened(&cache, 2, keeper)));
         cache.release(keeper, |allocation| allocation.id == 2);
         assert!(!is_open(&cache, 1) && is_open(&cache, 2));
+    }
+
+    #[test]
+    fn whoever_sees_that_a_keeper_ended_finds_nothing_kept() {
+        let cache = cache(10);
+        for _ in 0..200 {
+            let (keeper, ended) = (cache.keeper(), AtomicBool::new(false));
+            drop(opened(&cache, 1, keeper));
+            assert!(!cache.release_all_if(keeper, || false));
+            assert_eq!(cache.count(keeper), 1);
+            let kept = std::thread::scope(|scope| {
+                let reader = scope.spawn(|| {
+                    while !ended.load(Ordering::Acquire) {
+                        std::hint::spin_loop();
+                    }
+                    cache.count(keeper)
+                });
+                let end = || {
+                    ended.store(true, Ordering::Release);
+                    // Time for the reader, so that the end has to be seen under the lock.
+                    std::thread::yield_now();
+                    true
+                };
+                assert!(cache.release_all_if(keeper, end));
+                reader.join().expect("no panic")
+            });
+            assert_eq!(kept, 0);
+        }
     }
 
     #[test]

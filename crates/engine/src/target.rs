@@ -342,9 +342,9 @@ impl Target {
         if self.check_process().is_err() {
             return false;
         }
-        let ended = self.inner.lost.set(reason.to_owned()).is_ok();
+        let lose = || self.inner.lost.set(reason.to_owned()).is_ok();
+        let ended = self.inner.cache.release_all_if(self.inner.keeper, lose);
         if ended {
-            self.inner.cache.release(self.inner.keeper, |_| false);
             self.inner.cache.proofs.forget(self.inner.process);
             if let Some(session) = self.inner.session.get() {
                 session.stop(reason);
