@@ -173,7 +173,7 @@ async fn serve(
     peer: SocketAddr,
 ) {
     let mut connection = Connection::new(stream, super::progress(&local.engine));
-    let (end, last) = operate(local, idle, limits, &mut connection).await;
+    let (end, last, rejected) = operate(local, idle, limits, &mut connection).await;
     let node = &local.name;
     match &end {
         End::Said(Closing::Ended) | End::Idle => {
@@ -183,7 +183,9 @@ async fn serve(
             tracing::warn!(node, %peer, %error, "registered memory could not be served");
         }
         End::Said(_) | End::Stalled | End::Broken(_) | End::Withdrawn => {
-            local.reject();
+            if !rejected {
+                local.reject();
+            }
             tracing::debug!(node, %peer, reason = %end, "ended a data connection");
         }
     }
@@ -195,17 +197,31 @@ async fn serve(
     }
 }
 
-/// Serves operation after operation. Also says in which version the last one was asked for.
+/// Serves operation after operation. Also says in which version the last one was asked for, and
+/// whether it was rejected and counted as such.
 async fn operate(
     local: &Local,
     idle: &Idle,
     limits: &MooncakeLimits,
     connection: &mut Connection,
-) -> (End, Option<Version>) {
+) -> (End, Option<Version>, bool) {
     let mut server = Server::new();
     let mut memory: Option<Memory> = None;
     let (mut asked, mut last): (Option<Header>, _) = (None, None);
+    // What the client is told is counted before: who hears it may ask for the count.
+    let mut rejected = false;
+    let count = |done: Header| {
+        let op = match done.op {
+            WireOp::Read => Op::Read,
+            WireOp::Write => Op::Write,
+        };
+        local.served.count(op, done.length);
+    };
     let end = loop {
+        if server.is_rejected() && !rejected {
+            rejected = true;
+            local.reject();
+        }
         if let Some(closing) = server.closing() {
             break End::Said(closing);
         }
@@ -221,18 +237,13 @@ async fn operate(
         }
         if server.written().is_some() {
             memory = None;
+            asked.take().into_iter().for_each(count);
             server.applied();
             continue;
         }
         if server.is_idle() {
             memory = None;
-            if let Some(done) = asked.take() {
-                let op = match done.op {
-                    WireOp::Read => Op::Read,
-                    WireOp::Write => Op::Write,
-                };
-                local.served.count(op, done.length);
-            }
+            asked.take().into_iter().for_each(count);
             let listed = idle.enter();
             // What waits already is taken first: a busy connection never sets the timer.
             let begun = tokio::select! {
@@ -260,7 +271,7 @@ async fn operate(
             Err(MoveError::Socket(error)) => break End::Broken(error),
         }
     };
-    (end, last)
+    (end, last, rejected)
 }
 
 /// Reads until the client closes.

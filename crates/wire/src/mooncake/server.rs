@@ -225,6 +225,14 @@ impl Server {
         }
     }
 
+    /// Whether the last request was rejected, also while the status that says so is still to be sent.
+    pub fn is_rejected(&self) -> bool {
+        matches!(
+            self.state,
+            State::Answering(_, After::Close(_)) | State::Closing(Closing::Rejected { .. })
+        )
+    }
+
     /// Whether no operation has begun: such a connection may be retired at any time.
     pub fn is_idle(&self) -> bool {
         matches!(&self.state, State::Header(header) if header.count == 0)

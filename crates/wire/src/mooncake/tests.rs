@@ -159,8 +159,10 @@ fn impossible_extents_are_rejected_without_asking_the_host() {
             if version == Version::V2 {
                 assert_eq!(server.outgoing(), Outgoing::Framing(&Status::AddressRejected.encode()));
                 assert_eq!(server.closing(), None, "the status goes first");
+                assert!(server.is_rejected());
                 server.sent(8);
             }
+            assert!(server.is_rejected());
             assert_eq!(server.outgoing(), Outgoing::Nothing);
             assert_eq!(server.closing(), Some(Closing::Rejected { addr, length }));
         }
