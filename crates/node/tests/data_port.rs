@@ -243,14 +243,22 @@ fn a_client_that_dribbles_is_ended_at_the_progress_deadline() {
 }
 
 #[test]
-fn idle_connections_are_kept_for_a_while_and_then_closed_without_blame() {
-    let idle = Duration::from_millis(300);
+fn idle_connections_are_kept_for_a_while() {
+    let idle = Duration::from_secs(60);
     let side = side(MooncakeLimits { idle, ..MooncakeLimits::default() });
     let mut stream = side.data_stranger();
     for _ in 0..5 {
-        std::thread::sleep(idle / 3);
         assert_eq!(read(&mut stream, side.buffer.addr(), 2), [7; 2]);
+        assert!(!ends_within(&stream, Duration::from_millis(100)));
     }
+    assert_eq!(side.node.rejected(), 0);
+}
+
+#[test]
+fn idle_connections_are_closed_without_blame() {
+    let idle = Duration::from_millis(300);
+    let side = side(MooncakeLimits { idle, ..MooncakeLimits::default() });
+    let mut stream = side.data_stranger();
     assert_eq!(rest(&mut stream), b"");
     assert_eq!(side.node.rejected(), 0);
 }
@@ -321,7 +329,9 @@ fn a_region_that_is_unregistered_takes_its_operations_with_it() {
 /// FAILURES.md B38.
 #[test]
 fn transfers_succeed_at_once_after_their_connections_were_closed_for_being_idle() {
-    let idle = Duration::from_millis(400);
+    // Long enough for a batch, however busy the machine is: what is written on a connection that is just
+    // being closed may be lost.
+    let idle = Duration::from_secs(2);
     let there = side(MooncakeLimits { idle, ..MooncakeLimits::default() });
     let here = Side::new(BYTES);
     let peer = here.node.open_mooncake(there.node.name()).unwrap();
