@@ -58,16 +58,42 @@ pub(crate) fn window(
     pace: Pace,
     length: Duration,
     bytes: u64,
+    transfer: impl FnMut() -> Result<(), Failure>,
+) -> Result<Duration, Failure> {
+    timed(&Instant::now(), pace, length, bytes, transfer)
+}
+
+/// The time since a window began.
+trait Clock {
+    fn elapsed(&self) -> Duration;
+    fn sleep(&self, time: Duration);
+}
+
+impl Clock for Instant {
+    fn elapsed(&self) -> Duration {
+        Instant::elapsed(self)
+    }
+
+    fn sleep(&self, time: Duration) {
+        std::thread::sleep(time);
+    }
+}
+
+/// As [`window`], by any clock.
+fn timed(
+    clock: &impl Clock,
+    pace: Pace,
+    length: Duration,
+    bytes: u64,
     mut transfer: impl FnMut() -> Result<(), Failure>,
 ) -> Result<Duration, Failure> {
-    let start = Instant::now();
     // The clock is what is waited for, so nothing but the clock can end the wait.
-    let sleep_until = |due: Duration| std::thread::sleep(due.saturating_sub(start.elapsed()));
+    let sleep_until = |due: Duration| clock.sleep(due.saturating_sub(clock.elapsed()));
     match pace {
         Pace::Nothing => sleep_until(length),
         Pace::BackToBack => loop {
             transfer()?;
-            if start.elapsed() >= length {
+            if clock.elapsed() >= length {
                 break;
             }
         },
@@ -77,7 +103,7 @@ pub(crate) fn window(
                 sleep_until(begins);
                 begins = (begins + BURST_PERIOD).min(length);
                 let due = bytes_per_second * begins.as_secs_f64();
-                while sent < due && (sent == 0.0 || start.elapsed() < length) {
+                while sent < due && (sent == 0.0 || clock.elapsed() < length) {
                     transfer()?;
                     sent += bytes.max(1) as f64;
                 }
@@ -85,21 +111,46 @@ pub(crate) fn window(
             sleep_until(length);
         }
     }
-    Ok(start.elapsed())
+    Ok(clock.elapsed())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
-    fn transfers(pace: Pace, milliseconds: u64, bytes: u64) -> usize {
-        let mut count = 0;
-        let length = Duration::from_millis(milliseconds);
-        let took = window(pace, length, bytes, || {
+    const MILLISECOND: Duration = Duration::from_millis(1);
+
+    /// Goes on only while somebody sleeps or a transfer runs.
+    #[derive(Default)]
+    struct Fake(Cell<Duration>);
+
+    impl Clock for Fake {
+        fn elapsed(&self) -> Duration {
+            self.0.get()
+        }
+
+        fn sleep(&self, time: Duration) {
+            self.0.set(self.0.get() + time);
+        }
+    }
+
+    /// How many transfers of so many bytes, each of that time, a window runs, and how long it is.
+    fn run(pace: Pace, milliseconds: u32, bytes: u64, each: Duration) -> (usize, Duration) {
+        let (clock, mut count) = (Fake::default(), 0);
+        let took = timed(&clock, pace, milliseconds * MILLISECOND, bytes, || {
+            clock.sleep(each);
             count += 1;
             Ok(())
         });
-        assert!(took.expect("no transfer fails") >= length);
+        (count, took.expect("no transfer fails"))
+    }
+
+    /// The same of quick ones, with which a window is as long as was asked.
+    fn transfers(pace: Pace, milliseconds: u32, bytes: u64) -> usize {
+        let (count, took) = run(pace, milliseconds, bytes, MILLISECOND / 10);
+        assert_eq!(took, milliseconds * MILLISECOND);
         count
     }
 
@@ -114,7 +165,23 @@ mod tests {
         assert_eq!(transfers(pace, 150, 1_000_000), 1, "a large transfer skips bursts");
         assert_eq!(transfers(pace, 10, 100), 2, "a window shorter than a burst");
         assert_eq!(transfers(Pace::Nothing, 10, 100), 0);
-        assert!(transfers(Pace::BackToBack, 10, 100) > 1);
+        assert_eq!(transfers(Pace::BackToBack, 10, 100), 100);
+    }
+
+    #[test]
+    fn a_window_begins_no_transfer_after_its_end_and_waits_for_the_last_one() {
+        let slow = 40 * MILLISECOND;
+        for pace in [Pace::BackToBack, Pace::Bursts { bytes_per_second: 20_000.0 }] {
+            assert_eq!(run(pace, 150, 100, slow), (4, 4 * slow), "{pace:?}");
+            assert_eq!(run(pace, 10, 100, slow), (1, slow), "{pace:?}");
+        }
+    }
+
+    #[test]
+    fn the_clock_of_a_window_is_the_systems() {
+        let start = Instant::now();
+        let took = window(Pace::Nothing, 10 * MILLISECOND, 0, || Ok(())).expect("nothing fails");
+        assert!(took >= 10 * MILLISECOND && took <= start.elapsed(), "{took:?}");
     }
 
     #[test]
