@@ -25,6 +25,9 @@ use crate::soak::{self, Health, Soaked};
 use crate::sockets;
 use crate::transfer::{Mover, Ran, Times, memory, nanoseconds, op};
 
+/// How long a step of a load may take.
+const LOAD_PATIENCE: Duration = Duration::from_secs(60);
+
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     #[arg(long)]
@@ -376,8 +379,18 @@ impl Worker {
         let mover = self.mover(self.target()?, direction, (&list).into(), 1);
         let mut found = Times::new(0, 1);
         let before = self.load.as_ref().map(Load::read).transpose()?;
-        let took = window(pace, length, bytes, || mover.once(&mut found, || {}))?;
-        let after = self.load.as_ref().map(Load::read).transpose()?;
+        let mut took = window(pace, length, bytes, || mover.once(&mut found, || {}))?;
+        let mut after = self.load.as_ref().map(Load::read).transpose()?;
+        // The load alone is seen at work, however busy the machine is: without a step it has no rate.
+        while let (Pace::Nothing, Some(before), Some(now)) = (pace, &before, &after)
+            && now.steps == before.steps
+        {
+            if took > LOAD_PATIENCE {
+                return Err(format!("the load has done nothing for {took:?}").into());
+            }
+            took += window(pace, length, bytes, || Ok(()))?;
+            after = self.load.as_ref().map(Load::read).transpose()?;
+        }
         let mut answer = WindowRan {
             seconds: took.as_secs_f64(),
             bytes: bytes * found.whole.len() as u64,
