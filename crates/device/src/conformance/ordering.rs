@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Chain, allocate, eventually, finish, read, submit, submit_work, write};
 use crate::{
@@ -349,7 +349,8 @@ pub fn a_consumer_waits_for_a_transfer_without_the_host((device, stream): Applic
 pub fn a_wait_for_the_producer_is_no_stall((device, stream): Application) {
     let stream = stream();
     let memory = allocate(&device, 8192);
-    let stall_timeout = Duration::from_millis(50);
+    // Longer than a busy machine takes for a copy.
+    let stall_timeout = Duration::from_secs(1);
     let options = QueueOptions { stall_timeout, ..QueueOptions::default() };
     let mut queue = Arc::clone(&device).queue(&options).expect("a queue");
     stream.hold();
@@ -360,7 +361,8 @@ pub fn a_wait_for_the_producer_is_no_stall((device, stream): Application) {
     let large = [copy];
     let mut work = Work { large: &large, after: Some(after), ..Work::pieces(&mut source) };
     let ticket = submit_work(&mut *queue, &mut work);
-    for _ in 0..10 {
+    let start = Instant::now();
+    while start.elapsed() < stall_timeout * 2 {
         queue.check().expect("a held producer is not a lost device");
         std::thread::sleep(stall_timeout / 4);
     }
