@@ -704,13 +704,12 @@ fn a_restarted_engine_at_the_same_address_is_refused_by_name() {
     let address = there.listener.address();
     drop(there);
     let again = Engine::new(config(&[]), vec![host()]).expect("an engine");
-    let _listener = loop {
-        // The old listener's task may not have closed its socket yet.
-        if let Ok(listener) = again.listen(address) {
-            break listener;
-        }
-        std::thread::yield_now();
-    };
+    // The old listener's task may not have closed its socket yet.
+    let mut listener = None;
+    until(|| {
+        listener = again.listen(address).ok();
+        listener.is_some()
+    });
     let range = [Range { local: local.addr(), remote, len: 64 }];
     // The old engine was of this process, so its target is known to be lost.
     match engine.submit(&target, Op::Write, &range) {

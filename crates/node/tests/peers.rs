@@ -188,8 +188,7 @@ fn a_restarted_peer_is_told_from_the_one_that_was_opened() {
     let name = first.node.name().to_owned();
     let peer = here.node.open(&name).unwrap();
     drop(first);
-    let listen: SocketAddr = name.parse().unwrap();
-    let second = Side::with(4096, &NodeOptions { listen, ..NodeOptions::default() });
+    let second = Side::restarted(4096, &name);
     let error = peer.refresh().unwrap_err();
     let expected = NodeError::PeerRestarted {
         peer: name.clone(),

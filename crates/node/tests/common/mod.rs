@@ -41,6 +41,21 @@ impl Side {
         Self { buffer, engine, node }
     }
 
+    /// Under the name of a node that ended. Another process, started meanwhile, may hold a copy of its
+    /// port's descriptor for a moment.
+    pub(crate) fn restarted(bytes: u64, name: &str) -> Self {
+        let listen = name.parse().unwrap();
+        let options = NodeOptions { listen, ..NodeOptions::default() };
+        let engine = Engine::new(Config::default(), vec![kvferry_device::host().unwrap()]).unwrap();
+        let buffer = engine.allocate(&engine.devices()[0], bytes).unwrap();
+        let mut node = None;
+        eventually("the port is free", || {
+            node = Node::start(Arc::clone(&engine), &options).ok();
+            node.is_some()
+        });
+        Self { buffer, engine, node: node.unwrap() }
+    }
+
     /// The node's port, spoken to as a stranger would.
     pub(crate) fn stranger(&self) -> TcpStream {
         let stream = TcpStream::connect(self.node.name().parse::<SocketAddr>().unwrap()).unwrap();
