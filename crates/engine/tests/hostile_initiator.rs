@@ -37,8 +37,12 @@ const KNOBS: &[(&str, &str)] = &[
 
 impl Served {
     fn start(device: &Arc<dyn Device>) -> Self {
+        Self::with(device, KNOBS)
+    }
+
+    fn with(device: &Arc<dyn Device>, knobs: &[(&str, &str)]) -> Self {
         let devices = vec![Arc::clone(device)];
-        let engine = Engine::new(common::config(KNOBS), devices).expect("an engine");
+        let engine = Engine::new(common::config(knobs), devices).expect("an engine");
         let buffer = engine.allocate(device, LEN).expect("memory");
         let listener = engine.listen("127.0.0.1:0".parse().unwrap()).expect("listens");
         Self { buffer, listener, engine }
@@ -81,40 +85,63 @@ impl Lane {
         Self { machine, stream, began: Instant::now() }
     }
 
-    /// Asks for all of the buffer, so many times over.
-    fn ask(&mut self, there: &Served, op: wire::Op, times: usize, progress_ms: u32) -> u64 {
+    /// Asks for ranges of those lengths, each from the beginning of the buffer.
+    fn ask(&mut self, there: &Served, op: wire::Op, lens: &[u64], progress_ms: u32) -> u64 {
         let segments = [there.segment()];
         let part = Part::whole(1);
         let mut encoder = Encoder::new(Vec::new(), op, Form::Ranges, part, progress_ms, &segments);
-        for _ in 0..times {
-            encoder.range(wire::Range { segment: 0, offset: 0, length: LEN });
+        for &length in lens {
+            encoder.range(wire::Range { segment: 0, offset: 0, length });
         }
         self.machine.submit(encoder.finish().expect("a request")).expect("there is room")
+    }
+
+    /// Asks to write, and offers so many bytes of it as one frame.
+    fn write(&mut self, there: &Served, len: u64, offered: u32) -> u64 {
+        let asked = self.ask(there, wire::Op::Write, &[len], 0);
+        self.until(|event| match event {
+            initiator::Event::Begun { request } if request == asked => Some(()),
+            _ => None,
+        });
+        self.machine.offer(asked, offered, 0).expect("it is open");
+        asked
     }
 
     /// Goes on until something is told that is asked for.
     fn until<T>(&mut self, wanted: impl Fn(initiator::Event) -> Option<T>) -> T {
         let start = Instant::now();
-        let mut buffer = [0; 64 << 10];
         loop {
             assert!(start.elapsed() < PATIENCE, "it is not told");
-            assert_eq!(self.machine.closed(), None);
-            if let Some(told) = std::iter::from_fn(|| self.machine.event()).find_map(&wanted) {
+            if let Some(told) = self.turn(&wanted) {
                 return told;
             }
-            self.machine.tick(self.began.elapsed());
-            let framing = self.machine.outgoing().framing.to_vec();
-            self.stream.write_all(&framing).expect("it reads");
-            self.machine.sent(framing.len());
-            match self.stream.read(&mut buffer) {
-                Ok(count) => {
-                    assert_ne!(count, 0, "it closed the connection");
-                    assert_eq!(self.machine.received(&buffer[..count]), count);
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(error) => panic!("{error}"),
-            }
         }
+    }
+
+    /// Sends what there is to be sent, hears what came within moments, and says whether it was told.
+    fn turn<T>(&mut self, wanted: impl Fn(initiator::Event) -> Option<T>) -> Option<T> {
+        assert_eq!(self.machine.closed(), None);
+        if let Some(told) = std::iter::from_fn(|| self.machine.event()).find_map(wanted) {
+            return Some(told);
+        }
+        self.machine.tick(self.began.elapsed());
+        let out = self.machine.outgoing();
+        let mut bytes = out.framing.to_vec();
+        let payload = out.payload.map_or(0, |payload| payload.length - payload.sent);
+        bytes.resize(bytes.len() + payload as usize, 0);
+        // A frame and its payload at once, which so arrive together.
+        self.stream.write_all(&bytes).expect("it reads");
+        self.machine.sent(bytes.len());
+        let mut buffer = [0; 64 << 10];
+        match self.stream.read(&mut buffer) {
+            Ok(count) => {
+                assert_ne!(count, 0, "it closed the connection");
+                assert_eq!(self.machine.received(&buffer[..count]), count);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => panic!("{error}"),
+        }
+        None
     }
 
     fn end(&mut self, asked: u64) -> Outcome {
@@ -137,7 +164,7 @@ fn a_peer_that_pings_and_moves_nothing_keeps_memory_and_slots_for_no_longer_than
         // None, and 49 days; the lane goes on, as nothing was against the protocol.
         for progress_ms in [0, u32::MAX] {
             let start = Instant::now();
-            let request = lane.ask(&there, op, 1, progress_ms);
+            let request = lane.ask(&there, op, &[LEN], progress_ms);
             let outcome = lane.end(request);
             let Outcome::Failed(Status { code, .. }) = outcome else { panic!("{outcome:?}") };
             assert_eq!(code, Code::TimedOut, "{op:?} {progress_ms}");
@@ -158,6 +185,48 @@ fn a_peer_that_pings_and_moves_nothing_keeps_memory_and_slots_for_no_longer_than
     drop(lane);
 }
 
+/// Fails unless the request ended with that code; says why it did.
+fn failed_with(outcome: Outcome, expected: Code) -> String {
+    let Outcome::Failed(Status { code, reason }) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(code, expected, "{reason}");
+    reason
+}
+
+#[test]
+fn a_lane_whose_payload_was_refused_a_slot_keeps_its_deadlines() {
+    let (device, control) = sim(&SimOptions::default()).expect("a simulated GPU");
+    // One slice that sends and one that receives, and no slower way.
+    let knobs = [
+        ("MC_TCP_SLICE_SIZE", "1M"),
+        ("MC_TCP_GPU_STAGING_SLOT_MB", "1"),
+        ("MC_TCP_GPU_STAGING_SLOTS", "2"),
+        ("MC_TCP_STATUS_TIMEOUT_SEC", "1"),
+        ("MC_KVFERRY_STRICT", "1"),
+    ];
+    let there = Served::with(&device, &knobs);
+    let [mut first, mut second] = [0; 2].map(|_| Lane::open(&there, Limits::default()));
+    let request = first.write(&there, 4096, 4096);
+    assert_eq!(first.end(request), Outcome::Done);
+    let given =
+        || ["launch", "launch_inline", "launch_compact", "copy"].map(|it| control.calls(it));
+    let before = given();
+    control.hold();
+    let held = first.write(&there, 4096, 4096);
+    let start = Instant::now();
+    while given() == before {
+        assert!(start.elapsed() < PATIENCE, "nothing is applied");
+        first.turn(|_| None::<()>);
+    }
+    // It waits for the slice of the first one, and is then refused a slower way.
+    let refused = second.write(&there, 4096, 4096);
+    let reason = failed_with(second.end(refused), Code::DeviceFailed);
+    assert!(reason.contains("all slots are busy"), "{reason}");
+    control.release();
+    assert_eq!(first.end(held), Outcome::Done);
+    let silent = second.ask(&there, wire::Op::Write, &[4096], 0);
+    failed_with(second.end(silent), Code::TimedOut);
+}
+
 /// Bytes that this process has held at once, at most.
 fn most_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
@@ -171,7 +240,7 @@ fn a_peer_whose_slots_are_tiny_costs_no_memory_for_each_of_its_frames() {
     let there = Served::start(&kvferry_device::host().expect("host memory"));
     let mut lane = Lane::open(&there, Limits { slot_bytes: 1, ..Limits::default() });
     let before = most_memory();
-    let request = lane.ask(&there, wire::Op::Read, 4, 0);
+    let request = lane.ask(&there, wire::Op::Read, &[LEN; 4], 0);
     assert!(matches!(lane.end(request), Outcome::Failed(Status { code: Code::TimedOut, .. })));
     // There would be 16 million frames.
     let grown = most_memory() - before;

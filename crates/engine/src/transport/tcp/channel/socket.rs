@@ -104,9 +104,6 @@ impl Channel {
             }
             Incoming::Discard(count) => {
                 self.landing = None;
-                if self.waits[1].take().is_some() {
-                    end.hold(false);
-                }
                 self.discard(end, count)
             }
             Incoming::Payload(landing) => {
@@ -133,7 +130,16 @@ impl Channel {
         }
     }
 
+    /// The socket does not wait for a slice any more.
+    fn go_on(&mut self, end: &mut impl End) {
+        if self.waits[1].take().is_some() {
+            end.hold(false);
+        }
+    }
+
+    /// Drops payload, for which no slice is needed.
     fn discard(&mut self, end: &mut impl End, count: u32) -> io::Result<Flow> {
+        self.go_on(end);
         if self.start == self.end {
             match self.fill()? {
                 Flow::Moved => {}
@@ -199,9 +205,7 @@ impl Channel {
                         it.fell_back |= !slice.is_pinned();
                     }
                     self.landing = Some(slice);
-                    if self.waits[1].take().is_some() {
-                        end.hold(false);
-                    }
+                    self.go_on(end);
                 }
                 Ok(None) => {
                     if self.waits[1].is_none() {
