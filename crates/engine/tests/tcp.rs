@@ -510,6 +510,28 @@ fn forms_that_cross_regions_or_begin_before_one_arrive_like_any() {
 }
 
 #[test]
+fn a_list_whose_ranges_all_lie_in_regions_of_their_own_fits_its_requests() {
+    const COUNT: u64 = 9000;
+    let pair = Pair::new(&host(), &host(), &[("MC_TCP_LANES_PER_PEER", "1")]);
+    let Served { engine: there, .. } = &pair.there;
+    let memory = Arc::clone(&there.devices()[0]).allocate(COUNT * 128).expect("memory");
+    let ranges: Vec<_> = (0..COUNT)
+        .map(|at| {
+            let remote = memory.addr() + at * 128;
+            // SAFETY: the memory is unregistered before it is freed.
+            unsafe { there.register(remote, 64) }.expect("it is host memory");
+            Range { local: pair.local.addr() + at * 128, remote, len: 64 }
+        })
+        .collect();
+    pair.target.refresh(there.segment()).expect("the same engine");
+    let id = pair.engine.submit(&pair.target, Op::Write, &ranges).expect("submits");
+    assert_eq!(pair.finish(id).0, State::Completed);
+    for range in &ranges {
+        there.unregister(range.remote).expect("nobody uses it");
+    }
+}
+
+#[test]
 fn unregistering_waits_for_what_a_peer_moves_and_later_requests_fail() {
     for _ in 0..10 {
         let pair = Pair::new(&host(), &gpu().0, SMALL);

@@ -14,8 +14,9 @@ use crate::error::{Error, Result};
 use crate::plan::{Form, FormPieces, Grid, Op, Pages, PlacedForm, Range};
 use crate::target::{RemoteRegion, RemoteTable};
 
-/// Ranges of one request; the wire's limit is 16,000, and its frame has room for segments beside.
-const RANGES: usize = 8192;
+/// Ranges of one request. The wire's limit is 16,000, but each may lie in a segment of its own, and then
+/// it takes 16 bytes twice of the 256 KiB that a frame has, with 48 bytes before them.
+const RANGES: usize = 8190;
 
 /// Bytes of one share, a whole number of the least: enough for a lane to be busy, few enough to share a
 /// transfer among lanes, and whole extents.
