@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvferry_device::Device;
-use kvferry_device::sim::{SimControl, SimOptions, sim};
+use kvferry_device::sim::{Fault, SimControl, SimOptions, sim};
 use kvferry_engine::{
     BatchId, Buffer, Config, Consumer, Copies, Engine, Error, Listener, Op, Paged, Pages, Part,
     Path, Producer, Range, State, Strided, SubmitOptions, Target,
@@ -507,6 +507,24 @@ fn forms_that_cross_regions_or_begin_before_one_arrive_like_any() {
     pair.there.engine.unregister(remote).expect("it is idle");
     // SAFETY: as before; the buffer unregisters it.
     unsafe { pair.there.engine.register(remote, LEN) }.expect("as in the beginning");
+}
+
+#[test]
+fn a_copy_that_fails_here_is_told_as_this_sides_failure_and_not_as_the_peers() {
+    let (device, control) = gpu();
+    let pair = Pair::new(&device, &host(), SMALL);
+    let (local, remote) = (pair.local.addr(), pair.there.buffer.addr());
+    let small = [Range { local, remote, len: 4096 }];
+    for op in [Op::Write, Op::Read] {
+        let submit = || pair.engine.submit(&pair.target, op, &small).expect("submits");
+        assert_eq!(pair.finish(submit()).0, State::Completed);
+        for _ in 0..20 {
+            control.fail("copy", 0, Fault::Refused);
+            let state = pair.finish(submit()).0;
+            assert!(matches!(state, State::Failed(Error::Device(_))), "{op:?}: {state:?}");
+        }
+        assert_eq!(pair.finish(submit()).0, State::Completed);
+    }
 }
 
 #[test]

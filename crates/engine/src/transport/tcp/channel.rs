@@ -64,9 +64,18 @@ pub(super) struct Move {
     /// Copies that use its memory.
     pub(super) copies: usize,
     /// Why it cannot go on.
-    pub(super) failure: Option<Status>,
+    pub(super) failure: Option<Failure>,
     /// Some of it did not go through pinned memory though it should.
     pub(super) fell_back: bool,
+}
+
+/// Why a move cannot go on.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    /// As the peer is told.
+    pub(super) status: Status,
+    /// What failed, if it is this side's: the peer has nothing to do with it.
+    pub(super) ours: Option<Error>,
 }
 
 /// A copy between a slice and the memory of a request.
@@ -352,8 +361,9 @@ impl Move {
         self.layout.length - self.begun
     }
 
-    fn fail(&mut self, error: &Error) {
-        self.failure.get_or_insert(Status::new(Code::DeviceFailed, error.to_string()));
+    fn fail(&mut self, error: Error) {
+        let status = Status::new(Code::DeviceFailed, error.to_string());
+        self.failure.get_or_insert(Failure { status, ours: Some(error) });
     }
 
     /// Of host memory: bytes that the socket took.

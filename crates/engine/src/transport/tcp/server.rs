@@ -451,8 +451,8 @@ impl Server {
             self.served.remove(&request);
             return;
         };
-        if let Some(status) = it.failure.take() {
-            served.ending.get_or_insert(status);
+        if let Some(failure) = it.failure.take() {
+            served.ending.get_or_insert(failure.status);
         }
         let moved = if served.op == Op::Write { it.applied } else { it.offered };
         let whole = moved == it.length();

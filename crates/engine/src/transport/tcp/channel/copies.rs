@@ -8,7 +8,7 @@ use kvferry_wire::checksum::Checksum;
 
 use super::super::layout::{Cursor, Home, Layout};
 use super::end::End;
-use super::{Channel, PIECES, SliceCopy};
+use super::{Channel, Failure, PIECES, SliceCopy};
 use crate::transport::staging::{Side, copy};
 
 /// How long a lane waits for a slice before it takes a slower path.
@@ -43,7 +43,8 @@ impl Channel {
         });
         if let Some((expected, found)) = found.filter(|(expected, found)| expected != found) {
             let reason = format!("checksum {found:#018x} of a payload that has {expected:#018x}");
-            it.failure.get_or_insert(Status::new(Code::Corrupt, reason));
+            let status = Status::new(Code::Corrupt, reason);
+            it.failure.get_or_insert(Failure { status, ours: None });
             end.grant(1);
             return;
         }
@@ -78,7 +79,7 @@ impl Channel {
             it.copies -= 1;
             match result {
                 Ok(()) => it.applied += u64::from(length),
-                Err(error) => it.fail(&error),
+                Err(error) => it.fail(error),
             }
             self.changed.push(request);
         }
@@ -141,7 +142,7 @@ impl Channel {
                 Ok(Some(slice)) => slice,
                 Ok(None) => return,
                 Err(error) => {
-                    it.fail(&error);
+                    it.fail(error);
                     self.changed.push(request);
                     continue;
                 }
@@ -176,7 +177,7 @@ impl Channel {
             it.copies -= 1;
             self.changed.push(request);
             if let Err(error) = result {
-                it.fail(&error);
+                it.fail(error);
             }
             let Some(slice) = slice.filter(|_| it.failure.is_none()) else { continue };
             let checksum = match self.agreed.is_some_and(|agreed| agreed.checksums) {

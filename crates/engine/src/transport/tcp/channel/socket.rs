@@ -216,7 +216,7 @@ impl Channel {
                 }
                 Err(error) => {
                     if let Some(it) = self.moves.get_mut(&landing.request) {
-                        it.fail(&error);
+                        it.fail(error);
                     }
                     self.changed.push(landing.request);
                     return self.discard(end, landing.length - landing.received);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvferry_wire::batch::{Code, Initiator, Outcome, Status, initiator};
 
-use super::super::channel::{Channel, Role};
+use super::super::channel::{Channel, Failure, Role};
 use super::super::cut::Scratch;
 use super::super::layout::Layout;
 use super::super::transfer::{Asked, Claim, Job, Work};
@@ -40,6 +40,8 @@ pub(super) struct Open {
     claim: Claim,
     layout: Arc<Layout>,
     is_write: bool,
+    /// What failed at this side.
+    failure: Option<Error>,
 }
 
 impl Role<Initiator> for Asker {
@@ -101,8 +103,11 @@ impl Asker {
                 continue;
             };
             let (copies, fell_back) = (it.copies, it.fell_back);
-            if let Some(status) = it.failure.clone() {
+            if let Some(Failure { status, ours }) = it.failure.clone() {
                 end.fail(request, status);
+                if let Some(open) = self.asked.get_mut(&request) {
+                    open.failure = ours;
+                }
             }
             if fell_back && let Some(open) = self.asked.get(&request) {
                 open.claim.fall_back();
@@ -196,7 +201,8 @@ impl Asker {
         let Asked { encoded, layout, is_write } = asked;
         match end.submit(encoded) {
             Ok(request) => {
-                self.asked.insert(request, Open { claim, layout: Arc::new(layout), is_write });
+                let open = Open { claim, layout: Arc::new(layout), is_write, failure: None };
+                self.asked.insert(request, open);
             }
             Err(full) => {
                 let work = Work::Ask(Asked { encoded: full.request, layout, is_write });
@@ -220,6 +226,10 @@ impl Asker {
         let Some(outcome) = self.ended.remove(&request) else { return };
         let Some(open) = self.asked.remove(&request) else { return };
         self.ended_count += 1;
+        // A READ may be done at the peer while its last bytes are still copied here.
+        if let Some(error) = open.failure {
+            return open.claim.end(Err(error));
+        }
         let cancelled = open.claim.is_cancelled();
         open.claim.end(match outcome {
             Outcome::Done => Ok(()),
