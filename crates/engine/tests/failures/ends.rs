@@ -103,7 +103,8 @@ fn b32_a_device_without_progress_ends_its_batches_and_one_with_progress_never_do
     let (device, control) = simulated(0);
     let engine = Engine::new(
         config(&[
-            ("MC_KVFERRY_STALL_TIMEOUT_SEC", "1"),
+            // More than a busy machine takes for the first transfer.
+            ("MC_KVFERRY_STALL_TIMEOUT_SEC", "3"),
             ("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", "0"),
         ]),
         vec![device.clone()],
