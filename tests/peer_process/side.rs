@@ -290,6 +290,7 @@ impl Side {
         listen: Option<SocketAddr>,
         knobs: &[(&str, &str)],
     ) -> Result<Self, Failure> {
+        more_descriptors();
         let config = config_with(knobs);
         let Opened { device, beside, control } = kind.open(&config)?;
         let devices = [Some(Arc::clone(&device)), beside].into_iter().flatten().collect();
@@ -506,6 +507,20 @@ impl Drop for Side {
             }
         }
     }
+}
+
+/// As many as this process may have, within reason: many sides run together on a machine of many
+/// cores.
+fn more_descriptors() {
+    static MORE: std::sync::Once = std::sync::Once::new();
+    MORE.call_once(|| {
+        let limit = getrlimit(Resource::Nofile);
+        let current = limit.maximum.map_or(1 << 16, |most| most.min(1 << 16));
+        if limit.current.is_some_and(|now| now < current) {
+            let more = Rlimit { current: Some(current), ..limit };
+            setrlimit(Resource::Nofile, more).expect("up to the hard limit");
+        }
+    });
 }
 
 fn limit_descriptors(spare: Option<u64>) -> std::io::Result<()> {

@@ -16,6 +16,7 @@ use kvferry_engine::{
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use common::relay::Relay;
 
@@ -33,8 +34,16 @@ struct Served {
     engine: Arc<Engine>,
 }
 
+/// All that this process may have: many pairs run together on a machine of many cores.
+fn more_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })
+        .expect("the hard limit");
+}
+
 impl Served {
     fn start(device: &Arc<dyn Device>, knobs: &[(&str, &str)]) -> Self {
+        more_descriptors();
         let engine = Engine::new(config(knobs), vec![Arc::clone(device)]).expect("an engine");
         let buffer = engine.allocate(device, LEN).expect("memory");
         let listener = engine.listen("127.0.0.1:0".parse().unwrap()).expect("listens");
@@ -670,7 +679,7 @@ fn a_peer_that_says_nothing_fails_batches_within_the_deadline() {
 fn a_peer_that_stops_in_the_middle_fails_its_batches_and_no_other_peers() {
     let knobs = [SMALL, &[("MC_TCP_STATUS_TIMEOUT_SEC", "2")]].concat();
     let (device, _control) = gpu();
-    let (slow, fast) = (Served::start(&host(), &knobs), Served::start(&host(), &knobs));
+    let (slow, fast) = (Served::start(&host(), &knobs), Served::start(&host(), SMALL));
     let relay = Relay::start(slow.listener.address(), 0);
     let engine = Engine::new(config(&knobs), vec![Arc::clone(&device)]).expect("an engine");
     let local = engine.allocate(&device, LEN).expect("memory");
@@ -809,10 +818,6 @@ fn garbage_and_a_thousand_idle_connections_cost_only_themselves() {
         std::thread::yield_now();
     }
     // Far more than the listener keeps; both ends are this process's.
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let more = rustix::process::Rlimit { current: limit.maximum, ..limit };
-    setrlimit(Resource::Nofile, more).expect("up to the hard limit");
     let idle: Vec<_> = (0..1000).filter_map(|_| TcpStream::connect(address).ok()).collect();
     assert!(idle.len() >= 300, "this process has too few descriptors: {}", idle.len());
     let mut slow = TcpStream::connect(address).unwrap();
