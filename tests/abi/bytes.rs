@@ -45,6 +45,7 @@ pub(crate) fn calls(data: &[u8]) -> [u32; 16] {
         assert_ne!(status, 12, "a fault of the library's own: {}", last_error());
         statuses[status as usize] += 1;
     }
+    world.wait_for_all();
     for engine in engines.into_inner().expect("whole") {
         // SAFETY: a number.
         assert_eq!(unsafe { (api().destroy)(engine) }, 0, "{}", last_error());

@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use kvferry::abi::numbers::RUNNING;
 use kvferry::abi::types::*;
 use rand::{Rng, RngCore};
 
@@ -21,6 +22,8 @@ pub(crate) struct World<'a> {
     addresses: Vec<u64>,
     targets: Vec<TargetHandle>,
     batches: Vec<BatchHandle>,
+    /// Those of them that callers have forgotten since.
+    forgotten: Vec<BatchHandle>,
     ordered: u32,
 }
 
@@ -82,13 +85,27 @@ impl<'a> World<'a> {
     /// `arena` stays as long as the engines.
     pub(crate) fn new(engines: &'a Mutex<Vec<EngineHandle>>, arena: *mut Arena) -> Self {
         let arena = arena as u64;
-        let (addresses, targets, batches) = Default::default();
-        Self { engines, arena, addresses, targets, batches, ordered: 0 }
+        let (addresses, targets, batches, forgotten) = Default::default();
+        Self { engines, arena, addresses, targets, batches, forgotten, ordered: 0 }
     }
 
     /// How many batches were submitted behind a stream or an event of an application's.
     pub(crate) fn ordered(&self) -> u32 {
         self.ordered
+    }
+
+    /// Waits for every batch that it submitted: one that was not asked for keeps the regions in use that
+    /// it names, in other engines, too.
+    pub(crate) fn wait_for_all(&self) {
+        for &batch in self.batches.iter().chain(&self.forgotten) {
+            // SAFETY: all zeros are a value of it.
+            let mut found: BatchStatus = unsafe { std::mem::zeroed() };
+            found.struct_size = size_of::<BatchStatus>() as u64;
+            // SAFETY: numbers, and what the header asks for.
+            let status = unsafe { (api().wait)(batch, u64::from(u32::MAX), &mut found) };
+            // Its engine may be gone, or it was released.
+            assert!(status != 0 || found.state != RUNNING, "a batch that does not end");
+        }
     }
 
     fn engines(&self) -> MutexGuard<'_, Vec<EngineHandle>> {
@@ -112,7 +129,7 @@ impl<'a> World<'a> {
             self.ordered += u32::from(ordered);
             self.batches.push(made);
             if self.batches.len() > 32 {
-                self.batches.remove(0);
+                self.forgotten.push(self.batches.remove(0));
             }
         }
         status

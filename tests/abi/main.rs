@@ -90,6 +90,7 @@ fn ten_thousand_random_calls_are_answered() {
     assert!(statuses[..3].iter().all(|status| *status > least), "{statuses:?}");
     assert!(statuses[0] > 10 * least, "{statuses:?}");
     assert!(world.ordered() > 0, "no batch behind work of an application's");
+    world.wait_for_all();
     for engine in engines.into_inner().expect("whole") {
         // SAFETY: a number.
         assert_eq!(unsafe { (api().destroy)(engine) }, 0);
@@ -111,6 +112,7 @@ fn threads_that_call_while_engines_are_destroyed_are_answered() {
             assert_ne!(status, 12, "a fault of the library's own: {}", last_error());
             statuses[status as usize] += 1;
         }
+        world.wait_for_all();
         statuses
     };
     let all = std::thread::scope(|scope| {
