@@ -2,12 +2,13 @@
 //! and every batch, and one warning, say so.
 
 use std::io::Write;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 
 use kvferry::{Error, Op, Path, Range, Strided};
 use kvferry_device::sim::Fault;
 use rand::Rng;
 use rand::rngs::SmallRng;
+use tracing::subscriber::NoSubscriber;
 use tracing_subscriber::filter::LevelFilter;
 
 use super::private::path;
@@ -137,6 +138,12 @@ fn warnings<R>(what: impl FnOnce() -> R) -> (R, Vec<String>) {
             Ok(())
         }
     }
+    // Whether a warning is wanted is asked when it is first met, of that thread alone if this thread's
+    // subscriber is the only one. With one more it is asked of all.
+    static ANOTHER: Once = Once::new();
+    ANOTHER.call_once(|| {
+        tracing::subscriber::set_global_default(NoSubscriber::new()).expect("the only one");
+    });
     let lines = Lines::default();
     let writer = lines.clone();
     let subscriber = tracing_subscriber::fmt()
