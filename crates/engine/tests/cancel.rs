@@ -205,7 +205,7 @@ fn a_transfer_over_tcp_is_quiet_at_both_ends_when_it_has_ended() {
 }
 
 #[test]
-fn a_transfer_that_waits_for_the_applications_work_is_not_begun() {
+fn a_transfer_that_waits_for_the_applications_work_ends_at_once_and_is_not_begun() {
     let (device, control) = gpu();
     let (there, _) = gpu();
     let bench = Bench::tcp(&device, &there, MIB, SMALL);
@@ -219,9 +219,16 @@ fn a_transfer_that_waits_for_the_applications_work_is_not_begun() {
     let after = Some(unsafe { Producer::stream(stream.handle()) });
     let options = SubmitOptions { after, ..SubmitOptions::default() };
     let id = bench.engine.submit_parts(&[part], &options).expect("starts");
+    assert!(bench.is_running(id));
     bench.engine.cancel(id).expect("it is there");
-    stream.open();
     assert_eq!(bench.end(id).state, cancelled());
+    // Its memory is its owner's again, though the application's work goes on.
+    bench.engine.unregister(bench.local.addr()).expect("nothing uses it");
+    // SAFETY: the buffer's own memory, which unregisters it.
+    unsafe { bench.engine.register(bench.local.addr(), MIB) }.expect("as before");
+    stream.open();
+    bench.works();
+    bench.fill(1, 2);
     assert_eq!(bench.count(2), MIB);
 }
 

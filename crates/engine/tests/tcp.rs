@@ -519,6 +519,61 @@ fn forms_that_cross_regions_or_begin_before_one_arrive_like_any() {
 }
 
 #[test]
+fn a_target_that_ends_takes_its_own_transfers_along_and_leaves_the_lanes_to_others() {
+    use kvferry_device::conformance::ApplicationStream;
+    let (device, control) = gpu();
+    let pair = Pair::new(&device, &host(), SMALL);
+    let open = |name: &str| {
+        let segment = pair.there.engine.segment();
+        pair.engine.open_tcp(name, segment, &pair.there.address()).expect("opens")
+    };
+    let lanes = pair.engine.config().tcp_lanes;
+    for lose in [false, true] {
+        let other = open("other");
+        assert_eq!(
+            pair.finish(pair.engine.submit(&other, Op::Write, &pair.whole()).unwrap()).0,
+            State::Completed
+        );
+        control.hold();
+        let submit = |target: &Target| {
+            pair.engine.submit(target, Op::Write, &pair.whole()).expect("submits")
+        };
+        let (theirs, ours) = (submit(&other), submit(&pair.target));
+        let stream = control.stream();
+        stream.hold();
+        let whole = pair.whole();
+        let part = Part { target: &other, op: Op::Read, copies: Copies::Ranges(&whole) };
+        // SAFETY: the stream is the device's and alive.
+        let after = Some(unsafe { Producer::stream(stream.handle()) });
+        let options = SubmitOptions { after, ..SubmitOptions::default() };
+        let waits = pair.engine.submit_parts(&[part], &options).expect("submits");
+        match lose {
+            true => other.lose("it is gone"),
+            false => other.close("it is gone"),
+        }
+        let reason = String::from("it is gone");
+        let ended = State::Failed(Error::PeerLost { peer: "other".into(), reason });
+        assert_eq!(pair.finish(waits).0, ended, "what waits for its producer ends at once");
+        control.release();
+        assert_eq!(pair.finish(theirs).0, ended);
+        assert_eq!(pair.finish(ours).0, State::Completed);
+        stream.open();
+        assert_eq!(pair.target.lost(), None);
+        assert!(matches!(
+            pair.engine.submit(&other, Op::Write, &pair.whole()),
+            Err(Error::PeerLost { .. })
+        ));
+        assert_eq!(pair.finish(submit(&pair.target)).0, State::Completed);
+        assert!(pair.there.listener.lanes() <= lanes, "targets share their lanes");
+    }
+    // The last one takes the lanes along, and the next one has new ones.
+    pair.target.close("it is over");
+    let next = open("next");
+    let id = pair.engine.submit(&next, Op::Read, &pair.whole()).expect("submits");
+    assert_eq!(pair.finish(id).0, State::Completed);
+}
+
+#[test]
 fn a_copy_that_fails_here_is_told_as_this_sides_failure_and_not_as_the_peers() {
     let (device, control) = gpu();
     let pair = Pair::new(&device, &host(), SMALL);

@@ -95,9 +95,9 @@ impl Engine {
     /// was left out, and completed if it was too late. Its memory is quiet when it has ended, not
     /// before. How late is too late depends on the transport: a device's queue gives nothing back
     /// that it was given, so such a batch runs to its end; one that is submitted step by step ends
-    /// behind the steps that run; over TCP the peer is asked to stop, and one that does not answer
-    /// is given up after `MC_TCP_STATUS_TIMEOUT_SEC`. Cancelling again, or behind the end, changes
-    /// nothing.
+    /// behind the steps that run; over TCP what waits for a producer ends at once, of the rest the
+    /// peer is asked to stop, and one that does not answer is given up after
+    /// `MC_TCP_STATUS_TIMEOUT_SEC`. Cancelling again, or behind the end, changes nothing.
     ///
     /// # Errors
     /// [`Error::UnknownBatch`].

@@ -36,6 +36,7 @@ use crate::segment::Identity;
 
 pub use server::Listener;
 pub(crate) use session::Session;
+use session::SessionShared;
 use threads::{Spread, Threads};
 pub(crate) use transfer::Transfer;
 
@@ -43,7 +44,7 @@ pub(crate) use transfer::Transfer;
 #[derive(Debug)]
 pub(crate) struct Tcp {
     shared: Arc<Shared>,
-    sessions: Mutex<HashMap<Peering, Weak<Session>>>,
+    sessions: Mutex<HashMap<Peering, Weak<SessionShared>>>,
     overlap_check: OverlapCheck,
     /// One for each thread that has ever planned at the same time as others.
     scratches: Mutex<Vec<Scratch>>,
@@ -103,7 +104,8 @@ impl Tcp {
         })
     }
 
-    /// The lanes to that engine at that address; they connect when they have something to do.
+    /// The lanes to that engine at that address, for one more target; they connect when they have
+    /// something to do.
     ///
     /// # Errors
     /// [`Error::System`] if its threads cannot be started.
@@ -117,11 +119,11 @@ impl Tcp {
         sessions.retain(|_, session| session.strong_count() > 0);
         let key = (address.to_owned(), incarnation.0);
         let known = sessions.get(&key).and_then(Weak::upgrade);
-        if let Some(session) = known.filter(|session| !session.is_stopped()) {
+        if let Some(session) = known.and_then(|shared| Session::join(shared, peer)) {
             return Ok(session);
         }
         let session = Session::new(&self.shared, peer, address, incarnation)?;
-        sessions.insert(key, Arc::downgrade(&session));
+        sessions.insert(key, Arc::downgrade(session.shared()));
         Ok(session)
     }
 
@@ -167,33 +169,26 @@ impl Tcp {
         after: Option<Producer>,
     ) -> Result<Arc<Transfer>> {
         let transfer = Arc::clone(planned.transfer());
-        // It does not end before all jobs are there.
-        let all = transfer.claim();
         let lanes = self.shared.lanes;
         let Some(producer) = after else {
             planned.start(parts, lanes, |session, job| session.submit(job));
-            all.end(Ok(()));
             return Ok(transfer);
         };
         let lane = Arc::clone(peer.lane(planned.device));
-        let ticket = match wait_for(&lane, Order { after: Some(producer), ..Order::NONE }) {
-            Ok(ticket) => ticket,
-            Err(error) => {
-                all.end(Ok(()));
-                return Err(error);
+        let ticket = wait_for(&lane, Order { after: Some(producer), ..Order::NONE })?;
+        // The caller's lists are gone when the producer is done. A session lives as long as something
+        // of it is held, by the batch's target.
+        let mut sessions: Vec<Weak<Session>> = Vec::new();
+        planned.start(parts, lanes, |session, job| {
+            if sessions.last().is_none_or(|last| last.as_ptr() != Arc::as_ptr(session)) {
+                sessions.push(Arc::downgrade(session));
             }
-        };
-        // The caller's lists are gone when the producer is done.
-        let mut jobs = Vec::new();
-        planned.start(parts, lanes, |session, job| jobs.push((Arc::clone(session), job)));
+            session.hold(job);
+        });
+        let held = Arc::clone(&transfer);
         let ended = move |ended: Result<()>| {
-            for (session, job) in jobs {
-                match &ended {
-                    Ok(()) => session.submit(job),
-                    Err(error) => job.claim.end(Err(error.clone())),
-                }
-            }
-            all.end(Ok(()));
+            let sessions = sessions.iter().filter_map(Weak::upgrade);
+            sessions.for_each(|session| session.produced(&held, &ended));
         };
         self.shared.staging.watcher().watch(lane, ticket, Box::new(ended));
         Ok(transfer)

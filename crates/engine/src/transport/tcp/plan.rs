@@ -59,7 +59,9 @@ impl Planned {
     ) {
         for (planned, part) in self.parts.into_iter().zip(parts) {
             let PlannedPart { session, order, bytes, requests } = planned;
-            let mut job = |work| give(&session, Job { claim: self.transfer.claim(), work });
+            let mut job = |work| {
+                give(&session, Job { claim: self.transfer.claim(session.owner()), work });
+            };
             match part.copies {
                 Copies::Ranges(ranges) => {
                     divide(&order, ranges, bytes, lanes, |share| job(Work::Cut(share)));

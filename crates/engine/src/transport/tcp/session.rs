@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use self::asker::Asker;
 use super::Shared;
 use super::channel::Channel;
-use super::transfer::Job;
+use super::transfer::{Claim, Job, Owner, Transfer};
 use crate::error::{Error, Result};
 use crate::segment::Identity;
 use crate::transport::staging::Staging;
@@ -33,9 +33,12 @@ const ATTEMPTS: u32 = 3;
 const RETRIES: [Duration; 3] =
     [Duration::from_millis(50), Duration::from_millis(200), Duration::from_secs(1)];
 
-/// The lanes to one engine at one address. Dropping it ends them once nothing is open.
+/// The lanes to one engine at one address, as one target uses them: targets of the same engine share
+/// them. When the last one is dropped they end, once nothing is open.
 pub(crate) struct Session {
-    pub(super) shared: Arc<SessionShared>,
+    shared: Arc<SessionShared>,
+    /// The target, as far as its transfers are concerned.
+    owner: Arc<Owner>,
     /// A fork leaves its lanes and their locks alone.
     made_by: MadeBy,
 }
@@ -72,16 +75,31 @@ enum Standing {
 
 struct Queue {
     jobs: VecDeque<Job>,
+    /// Those that wait for their producers.
+    held: VecDeque<Job>,
     lanes: Vec<Standing>,
     /// Counts [`Session::sweep`].
     sweeps: u64,
-    /// No more jobs will come.
+    /// Targets that use the lanes.
+    targets: usize,
+    /// There is none any more: no more jobs will come.
     closed: bool,
     /// Why everything fails from now on.
     stopped: Option<String>,
 }
 
+impl Queue {
+    /// Why it takes nothing of that claim any more.
+    fn refusal(&self, claim: &Claim) -> Option<Error> {
+        match &self.stopped {
+            Some(reason) => Some(claim.failed(reason)),
+            None => claim.unwanted(),
+        }
+    }
+}
+
 impl Session {
+    /// Makes the lanes, for a first target of that name.
     pub(super) fn new(
         tcp: &Arc<Shared>,
         peer: &str,
@@ -98,8 +116,10 @@ impl Session {
             tcp: Arc::clone(tcp),
             queue: Mutex::new(Queue {
                 jobs: VecDeque::new(),
+                held: VecDeque::new(),
                 lanes: vec![Standing::Away; lanes],
                 sweeps: 0,
+                targets: 1,
                 closed: false,
                 stopped: None,
             }),
@@ -108,20 +128,40 @@ impl Session {
         for (index, thread) in threads.iter().enumerate() {
             thread.spawn(Lane::new(Arc::clone(&shared), index).run());
         }
-        Ok(Arc::new(Self { shared, made_by: MadeBy::this_process() }))
+        Ok(Self::of(shared, peer))
+    }
+
+    /// That of one more target of that name, unless the lanes end.
+    pub(super) fn join(shared: Arc<SessionShared>, peer: &str) -> Option<Arc<Self>> {
+        let mut queue = shared.queue();
+        if queue.closed || queue.stopped.is_some() {
+            return None;
+        }
+        queue.targets += 1;
+        drop(queue);
+        Some(Self::of(shared, peer))
+    }
+
+    fn of(shared: Arc<SessionShared>, peer: &str) -> Arc<Self> {
+        let (owner, made_by) = (Owner::new(peer), MadeBy::this_process());
+        Arc::new(Self { shared, owner, made_by })
+    }
+
+    pub(super) fn shared(&self) -> &Arc<SessionShared> {
+        &self.shared
+    }
+
+    /// Whose its claims are.
+    pub(super) fn owner(&self) -> &Arc<Owner> {
+        &self.owner
     }
 
     /// Queues a job for whichever lane comes first.
     pub(super) fn submit(&self, job: Job) {
         let mut queue = self.shared.queue();
-        if let Some(reason) = &queue.stopped {
-            let failed = self.shared.failed(reason);
+        if let Some(error) = queue.refusal(&job.claim) {
             drop(queue);
-            return job.claim.end(Err(failed));
-        }
-        if job.claim.is_cancelled() {
-            drop(queue);
-            return job.claim.end(Err(Error::Cancelled));
+            return job.claim.end(Err(error));
         }
         queue.jobs.push_back(job);
         // Busy lanes look by themselves.
@@ -135,28 +175,46 @@ impl Session {
         }
     }
 
-    /// Ends what is left of transfers that were cancelled: at once what no lane has begun, and the
-    /// rest as soon as the peer says that nothing moves for it any more.
-    pub(crate) fn sweep(&self) {
+    /// Keeps a job that waits for its producer, until [`Session::produced`]. Nothing has touched its
+    /// memory: when it is not wanted any more it ends at once.
+    pub(super) fn hold(&self, job: Job) {
         let mut queue = self.shared.queue();
-        queue.sweeps += 1;
-        let jobs = std::mem::take(&mut queue.jobs);
-        let (cancelled, kept): (Vec<_>, Vec<_>) =
-            jobs.into_iter().partition(|job| job.claim.is_cancelled());
-        queue.jobs = kept.into();
+        if let Some(error) = queue.refusal(&job.claim) {
+            drop(queue);
+            return job.claim.end(Err(error));
+        }
+        queue.held.push_back(job);
+    }
+
+    /// Queues what was held of a transfer, or ends it if its producer failed.
+    pub(super) fn produced(&self, transfer: &Arc<Transfer>, result: &Result<()>) {
+        let mut queue = self.shared.queue();
+        let (jobs, kept) = split(&mut queue.held, |job| job.claim.is_of(transfer));
+        queue.held = kept;
         drop(queue);
-        cancelled.into_iter().for_each(|job| job.claim.end(Err(Error::Cancelled)));
+        for job in jobs {
+            match result {
+                Ok(()) => self.submit(job),
+                Err(error) => job.claim.end(Err(error.clone())),
+            }
+        }
+    }
+
+    /// Ends what is left of transfers that nobody wants any more: at once what no lane has begun, and
+    /// the rest as soon as the peer says that nothing moves for it any more.
+    pub(crate) fn sweep(&self) {
+        self.shared.queue().sweeps += 1;
+        self.shared.end_unwanted();
         self.shared.wake();
     }
 
-    /// Whether [`Session::stop`] ended it.
-    pub(super) fn is_stopped(&self) -> bool {
-        self.shared.queue().stopped.is_some()
-    }
-
-    /// Ends all lanes and, as failed, all that is open.
+    /// Ends, as failed, all that is open of this target's. Other targets keep the lanes; of the last
+    /// one they end at once.
     pub(crate) fn stop(&self, reason: &str) {
-        self.shared.stop(reason);
+        if self.owner.end(reason) {
+            self.shared.leave(Some(reason));
+            self.sweep();
+        }
     }
 }
 
@@ -166,9 +224,19 @@ impl Drop for Session {
             // Its jobs are the parent's.
             return std::mem::forget(Arc::clone(&self.shared));
         }
-        self.shared.queue().closed = true;
-        self.shared.wake();
+        if !self.owner.has_ended() {
+            self.shared.leave(None);
+            self.shared.wake();
+        }
     }
+}
+
+/// Divides a list into what is chosen and the rest, in order.
+fn split(
+    jobs: &mut VecDeque<Job>,
+    chosen: impl FnMut(&Job) -> bool,
+) -> (VecDeque<Job>, VecDeque<Job>) {
+    std::mem::take(jobs).into_iter().partition(chosen)
 }
 
 impl SessionShared {
@@ -180,29 +248,58 @@ impl SessionShared {
         self.wakes.iter().for_each(|wake| wake.notify_one());
     }
 
-    /// Queues jobs before all others.
-    fn put_back(&self, jobs: Vec<Job>) {
+    /// Forgets a target. The last one ends the lanes: at once if there is a reason.
+    fn leave(&self, reason: Option<&str>) {
         let mut queue = self.queue();
-        if let Some(reason) = &queue.stopped {
-            let failed = self.failed(reason);
-            drop(queue);
-            return jobs.into_iter().for_each(|job| job.claim.end(Err(failed.clone())));
+        queue.targets -= 1;
+        if queue.targets == 0 {
+            queue.closed = true;
+            if queue.stopped.is_none() {
+                queue.stopped = reason.map(str::to_owned);
+            }
         }
-        let (cancelled, jobs): (Vec<_>, Vec<_>) =
-            jobs.into_iter().partition(|job| job.claim.is_cancelled());
-        jobs.into_iter().rev().for_each(|job| queue.jobs.push_front(job));
-        drop(queue);
-        cancelled.into_iter().for_each(|job| job.claim.end(Err(Error::Cancelled)));
     }
 
+    /// Ends what no lane has begun and nobody wants any more.
+    fn end_unwanted(&self) {
+        let mut queue = self.queue();
+        let Queue { jobs, held, .. } = &mut *queue;
+        let mut unwanted = Vec::new();
+        for list in [jobs, held] {
+            let (ended, kept) = split(list, |job| job.claim.unwanted().is_some());
+            *list = kept;
+            unwanted.extend(ended);
+        }
+        drop(queue);
+        for Job { claim, .. } in unwanted {
+            if let Some(error) = claim.unwanted() {
+                claim.end(Err(error));
+            }
+        }
+    }
+
+    /// Queues jobs before all others.
+    fn put_back(&self, jobs: Vec<Job>) {
+        let (mut queue, mut refused) = (self.queue(), Vec::new());
+        for job in jobs.into_iter().rev() {
+            match queue.refusal(&job.claim) {
+                Some(error) => refused.push((job.claim, error)),
+                None => queue.jobs.push_front(job),
+            }
+        }
+        drop(queue);
+        refused.into_iter().for_each(|(claim, error)| claim.end(Err(error)));
+    }
+
+    /// Ends all lanes and, as failed, all that is open, whosever it is.
     fn stop(&self, reason: &str) {
         let mut queue = self.queue();
         if queue.stopped.is_none() {
             queue.stopped = Some(reason.to_owned());
         }
-        let jobs = std::mem::take(&mut queue.jobs);
+        let (jobs, held) = (std::mem::take(&mut queue.jobs), std::mem::take(&mut queue.held));
         drop(queue);
-        jobs.into_iter().for_each(|job| job.claim.end(Err(self.failed(reason))));
+        jobs.into_iter().chain(held).for_each(|job| job.claim.fail(reason));
         self.wake();
     }
 
@@ -214,11 +311,7 @@ impl SessionShared {
         }
         let jobs = std::mem::take(&mut queue.jobs);
         drop(queue);
-        jobs.into_iter().for_each(|job| job.claim.end(Err(self.failed(reason))));
-    }
-
-    fn failed(&self, reason: &str) -> Error {
-        Error::Tcp { peer: self.peer.clone(), reason: reason.to_owned() }
+        jobs.into_iter().for_each(|job| job.claim.fail(reason));
     }
 }
 

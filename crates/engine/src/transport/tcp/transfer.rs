@@ -1,7 +1,7 @@
 //! A batch's share of what goes over TCP.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use kvferry_wire::batch::Encoded;
 
@@ -41,10 +41,11 @@ impl Transfer {
         self.cancelled.store(true, Ordering::Release);
     }
 
-    /// Something more to wait for.
-    pub(super) fn claim(self: &Arc<Self>) -> Claim {
+    /// Something more to wait for, of that target's. All that a batch waits for is claimed before
+    /// anybody asks whether it has ended.
+    pub(super) fn claim(self: &Arc<Self>, owner: &Arc<Owner>) -> Claim {
         self.remaining.fetch_add(1, Ordering::Relaxed);
-        Claim { transfer: Arc::clone(self), ended: false }
+        Claim { transfer: Arc::clone(self), owner: Arc::clone(owner), ended: false }
     }
 
     fn end(&self, result: Result<(), Error>) {
@@ -55,22 +56,59 @@ impl Transfer {
     }
 }
 
+/// A target, as what is claimed for it knows it.
+#[derive(Debug)]
+pub(super) struct Owner {
+    /// Its name.
+    peer: String,
+    /// Why its transfers fail, once they do.
+    ended: OnceLock<String>,
+}
+
+impl Owner {
+    pub(super) fn new(peer: &str) -> Arc<Self> {
+        Arc::new(Self { peer: peer.to_owned(), ended: OnceLock::new() })
+    }
+
+    /// Ends its transfers from now on; false if they are ended already. Its session has to
+    /// [`sweep`](super::Session::sweep) behind this.
+    pub(super) fn end(&self, reason: &str) -> bool {
+        self.ended.set(reason.to_owned()).is_ok()
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.get().is_some()
+    }
+
+    fn failed(&self, reason: &str) -> Error {
+        Error::Tcp { peer: self.peer.clone(), reason: reason.to_owned() }
+    }
+}
+
 /// Keeps a transfer from ending. It ends once; one that is dropped has failed.
 #[derive(Debug)]
 pub(super) struct Claim {
     transfer: Arc<Transfer>,
+    owner: Arc<Owner>,
     ended: bool,
 }
 
 impl Claim {
     /// Another one of the same transfer.
     pub(super) fn another(&self) -> Self {
-        self.transfer.claim()
+        self.transfer.claim(&self.owner)
     }
 
-    /// Whether nobody wants it any more.
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.transfer.cancelled.load(Ordering::Acquire)
+    pub(super) fn is_of(&self, transfer: &Arc<Transfer>) -> bool {
+        Arc::ptr_eq(&self.transfer, transfer)
+    }
+
+    /// Why nobody wants it any more, if so: its batch was cancelled, or its target has ended.
+    pub(super) fn unwanted(&self) -> Option<Error> {
+        if self.transfer.cancelled.load(Ordering::Acquire) {
+            return Some(Error::Cancelled);
+        }
+        self.owner.ended.get().map(|reason| self.owner.failed(reason))
     }
 
     pub(super) fn fall_back(&self) {
@@ -81,13 +119,23 @@ impl Claim {
         self.ended = true;
         self.transfer.end(result);
     }
+
+    /// A failure by what the peer did, or did not.
+    pub(super) fn failed(&self, reason: &str) -> Error {
+        self.owner.failed(reason)
+    }
+
+    /// Ends it as [`failed`](Self::failed).
+    pub(super) fn fail(self, reason: &str) {
+        let error = self.failed(reason);
+        self.end(Err(error));
+    }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
         if !self.ended {
-            let reason = "the engine was closed".into();
-            self.transfer.end(Err(Error::Tcp { peer: "a peer".into(), reason }));
+            self.transfer.end(Err(self.owner.failed("the engine was closed")));
         }
     }
 }

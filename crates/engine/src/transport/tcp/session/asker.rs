@@ -119,13 +119,14 @@ impl Asker {
         }
     }
 
-    /// Gives requests up whose transfers were cancelled since the last time; `stop` is told of each.
+    /// Gives requests up that nobody wants any more since the last time; `stop` is told of each.
     pub(super) fn sweep(&mut self, end: &mut Initiator, mut stop: impl FnMut(u64)) {
         let sweeps = self.shared.queue().sweeps;
         if std::mem::replace(&mut self.swept, sweeps) == sweeps {
             return;
         }
-        for (&request, _) in self.asked.iter().filter(|(_, open)| open.claim.is_cancelled()) {
+        let is_unwanted = |(_, open): &(&u64, &Open)| open.claim.unwanted().is_some();
+        for (&request, _) in self.asked.iter().filter(is_unwanted) {
             stop(request);
             end.cancel(request);
         }
@@ -180,8 +181,8 @@ impl Asker {
     /// Makes requests of a job: one for this lane, and what it was not alone.
     fn begin(&mut self, job: Job, end: &mut Initiator) {
         let Job { claim, work } = job;
-        if claim.is_cancelled() {
-            return claim.end(Err(Error::Cancelled));
+        if let Some(error) = claim.unwanted() {
+            return claim.end(Err(error));
         }
         let asked = match work {
             Work::Ask(asked) => asked,
@@ -230,24 +231,24 @@ impl Asker {
         if let Some(error) = open.failure {
             return open.claim.end(Err(error));
         }
-        let cancelled = open.claim.is_cancelled();
-        open.claim.end(match outcome {
-            Outcome::Done => Ok(()),
-            Outcome::Failed(Status { code: Code::Cancelled, .. })
-            | Outcome::Lost { quiet: true }
-                if cancelled =>
-            {
-                Err(Error::Cancelled)
-            }
-            Outcome::Failed(status) => Err(self.shared.failed(&status.to_string())),
+        let given_up = matches!(
+            outcome,
+            Outcome::Failed(Status { code: Code::Cancelled, .. }) | Outcome::Lost { quiet: true }
+        );
+        if let Some(error) = open.claim.unwanted().filter(|_| given_up) {
+            return open.claim.end(Err(error));
+        }
+        match outcome {
+            Outcome::Done => open.claim.end(Ok(())),
+            Outcome::Failed(status) => open.claim.fail(&status.to_string()),
             Outcome::Lost { quiet } => {
                 let reason = self.loss.as_deref().unwrap_or("its lane was lost too often");
                 let mut reason = reason.to_owned();
                 if !quiet {
                     reason += "; the peer may still use its own memory for it until it notices";
                 }
-                Err(self.shared.failed(&reason))
+                open.claim.fail(&reason);
             }
-        });
+        }
     }
 }
