@@ -185,6 +185,6 @@ pub enum Left {
     Nothing,
     /// Some copies may run until this submission is done.
     Until(Ticket),
-    /// Nobody can tell: keep the ranges for the life of the process.
+    /// Nobody can tell: keep the ranges for the life of the process. The queue is lost.
     Unknown,
 }

@@ -28,6 +28,7 @@ use crate::driver::{Driver, Pinned};
 use crate::error::{Error, Left, Result, SubmitError};
 use crate::gpu::GpuDevice;
 use crate::kernel::{COMPACT_DESCRIPTORS, Entry, INLINE_DESCRIPTORS, grid};
+use crate::loss::Loss;
 use crate::queue::{
     Completions, Consumer, CopyDescriptor, Fence, Producer, Queue, QueueOptions, Ticket, Work,
 };
@@ -149,7 +150,7 @@ pub(crate) struct GpuQueue<D: Driver> {
     gated: Vec<InFlight<D>>,
     /// End events that somebody borrowed.
     lent: Vec<Lent<D>>,
-    lost: Option<Error>,
+    loss: Loss,
     /// The front of `in_flight` and since when it has been waited for.
     waiting: Option<(Ticket, Instant)>,
 }
@@ -194,7 +195,7 @@ impl<D: Driver> GpuQueue<D> {
             in_flight: VecDeque::with_capacity(MAX_IN_FLIGHT),
             gated: Vec::new(),
             lent: Vec::new(),
-            lost: None,
+            loss: options.loss.clone().unwrap_or_default(),
             waiting: None,
             device: Arc::clone(&device),
             options,
@@ -416,7 +417,8 @@ impl<D: Driver> GpuQueue<D> {
         let left = match self.close(&mut open, ticket, true) {
             Ok(()) => Left::Until(ticket),
             Err(fence) => {
-                self.lose(&fence);
+                tracing::error!(error = %fence, "nobody knows when a submission that failed ends");
+                self.lose(&error);
                 Left::Unknown
             }
         };
@@ -427,9 +429,7 @@ impl<D: Driver> GpuQueue<D> {
 impl<D: Driver> Queue for GpuQueue<D> {
     unsafe fn submit(&mut self, work: &mut Work<'_>) -> Result<Ticket, SubmitError> {
         let nothing = |error| SubmitError { error, left: Left::Nothing };
-        if let Some(error) = &self.lost {
-            return Err(nothing(error.clone()));
-        }
+        self.loss.check().map_err(nothing)?;
         let device = Arc::clone(&self.device);
         let _scope = device.driver.enter().map_err(nothing)?;
         let mut open = Open {
@@ -448,8 +448,7 @@ impl<D: Driver> Queue for GpuQueue<D> {
         };
         self.reap();
         if let Err(error) = self.wait_until(&mut open, |queue, _| !queue.free_words.is_empty()) {
-            self.lose(&error);
-            return Err(nothing(error));
+            return Err(nothing(self.lose(&error)));
         }
         let word = self.free_words.pop().expect("the wait ends only with a free word");
         let ticket = Ticket { value: word.value.wrapping_add(1), ..word };
@@ -507,15 +506,13 @@ impl<D: Driver> Queue for GpuQueue<D> {
     }
 
     fn check(&mut self) -> Result<()> {
-        if let Some(error) = &self.lost {
-            return Err(error.clone());
-        }
+        self.loss.check()?;
         if self.in_flight.is_empty() && self.gated.is_empty() {
             return Ok(());
         }
         let device = Arc::clone(&self.device);
         let asked = device.driver.enter().and_then(|_scope| self.ask());
-        asked.inspect_err(|error| self.lose(error))
+        asked.map_err(|error| self.lose(&error))
     }
 
     fn completions(&self) -> Arc<dyn Completions> {
@@ -548,7 +545,7 @@ impl<D: Driver> Drop for GpuQueue<D> {
         };
         let ended =
             |queue: &Self, _: &Open<D>| queue.in_flight.is_empty() && queue.gated.is_empty();
-        let quiet = self.lost.is_none() && self.wait_until(&mut none, ended).is_ok();
+        let quiet = !self.loss.is_lost() && self.wait_until(&mut none, ended).is_ok();
         // Behind the end of a submission its table is cleared, in moments if the device works.
         let start = Instant::now();
         let patience = self.options.stall_timeout;

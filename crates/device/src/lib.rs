@@ -20,6 +20,7 @@ mod host;
 mod host_bytes;
 mod kernel;
 pub mod load;
+mod loss;
 mod numa;
 pub mod nvtx;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
@@ -51,6 +52,7 @@ pub use device::{
 pub use error::{Error, Left, Result, SubmitError};
 pub use host::{host, host_uuid};
 pub use host_bytes::HostBytes;
+pub use loss::Loss;
 pub use numa::bind_near;
 pub use pinned::PinnedMemory;
 pub use private_memory::private_memory;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 pub use crate::compact::{CompactCopy, CompactEnd, Rows};
 use crate::device::DeviceUuid;
 use crate::error::{Result, SubmitError};
+use crate::loss::Loss;
 
 /// One copy, as `kernels/copy.cu` reads it: 24 bytes, three little-endian u64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -311,6 +312,9 @@ pub struct QueueOptions {
     /// How long submitted work may make no progress before the device counts as lost. Time that a
     /// submission waits for its producer does not count.
     pub stall_timeout: std::time::Duration,
+    /// Shared with other queues of the device: whatever loses one of them loses all. Without it the
+    /// queue knows of its own losses alone.
+    pub loss: Option<Loss>,
 }
 
 impl Default for QueueOptions {
@@ -324,6 +328,7 @@ impl Default for QueueOptions {
             tile_bytes: 16 << 10,
             high_priority: true,
             stall_timeout: std::time::Duration::from_secs(30),
+            loss: None,
         }
     }
 }
@@ -367,8 +372,9 @@ pub trait Queue: Debug + Send {
 
     /// Asks the driver whether the device still works; call it from time to time while waiting.
     ///
-    /// An error means that the device is lost: nothing more will complete, and nobody knows
-    /// whether the ranges of unfinished submissions are quiet.
+    /// An error means that the device is lost, and is [`Lost`](crate::Error::Lost) or
+    /// [`Stalled`](crate::Error::Stalled): nothing more will complete, and nobody knows whether the
+    /// ranges of unfinished submissions are quiet.
     fn check(&mut self) -> Result<()>;
 
     /// Which submissions are done.

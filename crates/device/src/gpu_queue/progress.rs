@@ -115,11 +115,12 @@ impl<D: Driver> GpuQueue<D> {
         Err(Error::Stalled { device: driver.info().to_string(), waited: longest })
     }
 
-    pub(super) fn lose(&mut self, error: &Error) {
-        if self.lost.is_none() {
+    /// Nobody knows any more when what runs ends. Returns what the device is lost for.
+    pub(super) fn lose(&mut self, error: &Error) -> Error {
+        if !self.loss.is_lost() {
             let in_flight = self.in_flight.len() + self.gated.len();
             tracing::error!(%error, in_flight, "device lost; its unfinished work will never count as complete");
-            self.lost = Some(error.clone());
         }
+        self.loss.lose(self.device.driver.info(), error)
     }
 }

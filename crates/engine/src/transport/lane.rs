@@ -2,9 +2,11 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use kvferry_device::{Completions, Device, Left, Queue, QueueOptions, SubmitError, Ticket, Work};
+use kvferry_device::{
+    Completions, Device, Left, Loss, Queue, QueueOptions, SubmitError, Ticket, Work,
+};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::batch::Pending;
@@ -25,8 +27,8 @@ pub(crate) struct Lane {
     /// the queue for as long as a producer likes.
     pub(super) pinned_bytes: u64,
     pub(super) completions: Arc<dyn Completions>,
-    /// Why nothing that runs will complete.
-    lost: OnceLock<kvferry_device::Error>,
+    /// Whether anything that runs will complete.
+    loss: Loss,
     /// When the driver was last asked, by [`milliseconds`].
     asked: AtomicU64,
 }
@@ -47,11 +49,13 @@ impl Lane {
         options: &QueueOptions,
     ) -> Result<Self> {
         let tuning = Tuning::of_device(config, device.info());
+        let loss = Loss::default();
         let options = QueueOptions {
             max_grid_blocks: tuning.values.max_grid_blocks,
             tile_bytes: tuning.values.tile_bytes,
             high_priority: config.high_priority,
             stall_timeout: config.stall_timeout,
+            loss: Some(loss.clone()),
             ..options.clone()
         };
         let queue = Arc::clone(&device).queue(&options)?;
@@ -63,7 +67,7 @@ impl Lane {
             pinned_bytes: queue.pinned_bytes(),
             queue: Mutex::new(queue),
             completions,
-            lost: OnceLock::new(),
+            loss,
             asked: AtomicU64::new(0),
         })
     }
@@ -93,10 +97,7 @@ impl Lane {
                     Left::Nothing => {}
                     Left::Until(ticket) => pending.push(pend(ticket)),
                     // Nothing says when it ends: the batch does, once somebody asks the device.
-                    Left::Unknown => {
-                        self.lose(&error);
-                        pending.push(pend(Ticket::NEVER));
-                    }
+                    Left::Unknown => pending.push(pend(Ticket::NEVER)),
                 }
                 Err(error.into())
             }
@@ -123,7 +124,7 @@ impl Lane {
     }
 
     pub(super) fn is_lost(&self) -> bool {
-        self.lost.get().is_some()
+        self.loss.is_lost()
     }
 
     /// The queue, unless another thread has it.
@@ -135,23 +136,17 @@ impl Lane {
         }
     }
 
-    pub(super) fn lose(&self, error: &kvferry_device::Error) {
-        let _ = self.lost.set(error.clone());
-    }
-
     /// Asks the driver whether the device still works, if nobody did lately. Does not wait for a
     /// thread that submits.
     pub(super) fn check(&self) -> Result<(), kvferry_device::Error> {
-        if let Some(lost) = self.lost.get() {
-            return Err(lost.clone());
-        }
+        self.loss.check()?;
         let now = milliseconds();
         if now == self.asked.load(Ordering::Relaxed) {
             return Ok(());
         }
         let Some(mut queue) = self.try_lock() else { return Ok(()) };
         self.asked.store(now, Ordering::Relaxed);
-        queue.check().inspect_err(|error| self.lose(error))
+        queue.check()
     }
 }
 

@@ -290,7 +290,6 @@ impl Pool {
                     Stage::Submitted { ticket, failure: Some(error.error.into()) }
                 }
                 Left::Unknown => {
-                    self.lane.lose(&error.error);
                     Stage::Submitted { ticket: Ticket::NEVER, failure: Some(error.error.into()) }
                 }
             },
