@@ -267,7 +267,7 @@ impl Engine {
             return Ok(Arc::clone(tcp));
         }
         let account = self.registry.pinned();
-        let made = Tcp::new(&self.config, &self.devices, account, self.incarnation)?;
+        let made = Tcp::new(&self.config, self.peer.devices(), account, self.incarnation)?;
         let made = Arc::new(made);
         Ok(Arc::clone(tcp.insert(made)))
     }
@@ -327,15 +327,13 @@ impl Engine {
 
     /// Waits until nobody uses withdrawn regions any more: peers, whose copies end by themselves, and
     /// other engines of this process.
-    fn quiet(&self, mut regions: Vec<Arc<Region>>, tcp: Option<&Tcp>) {
+    fn quiet(&self, mut regions: Vec<Arc<Region>>) {
         let mut wait = Wait::begin();
-        let is_lost =
-            |device| self.peer.is_lost(device) || tcp.is_some_and(|it| it.is_lost(device));
         loop {
             self.forget_unused(&mut regions);
             let waited = wait.waited();
             // Nobody knows what a device that is lost does, however long that is waited for.
-            let hope = regions.iter().any(|region| !is_lost(region.device));
+            let hope = regions.iter().any(|region| !self.peer.is_lost(region.device));
             if !hope || waited >= self.config.unregister_timeout {
                 break;
             }
@@ -365,7 +363,7 @@ impl Drop for Engine {
         if let Some(tcp) = &tcp {
             tcp.close();
         }
-        self.quiet(regions, tcp.as_deref());
+        self.quiet(regions);
         if let Some(notifier) = self.notifier.get() {
             notifier.wake();
         }

@@ -746,6 +746,63 @@ fn nothing_is_ordered_behind_a_batch_of_which_nobody_knows_when_it_ends() {
     control.release();
 }
 
+/// The gate of the one behind never opens, and its own queue sees nothing that stands still.
+#[test]
+fn a_batch_behind_one_that_stalls_on_another_queue_ends_with_it_and_the_engine_can_be_dropped() {
+    for pace in PACES {
+        let (device, control) = simulated();
+        let knobs =
+            [("MC_KVFERRY_STALL_TIMEOUT_SEC", "1"), ("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", "0")];
+        let bench = Bench::new(&device, &[SMALL, pace, &knobs].concat(), 1 << 20);
+        let (from, to) = (bench.gpu.addr(), bench.gpu.addr() + (1 << 19));
+        let inside = [Range { local: from, remote: to, len: 4096 }];
+        let (ranges, _) = scattered(&bench, WAYS[0], 100);
+        control.hold();
+        let first = bench.submit(Op::Write, &inside, &SubmitOptions::default()).expect("submits");
+        let behind_it = SubmitOptions { behind: &[first], ..asks(OffloadMode::Kernel) };
+        let second = bench.submit(Op::Write, &ranges, &behind_it).expect("submits");
+        let stalled = |error: Error| {
+            assert!(matches!(error, Error::Device(DeviceError::Stalled { .. })), "{error:?}");
+        };
+        // Nobody asks after the first.
+        for id in [second, first] {
+            let State::Failed(error) = bench.engine.wait(id, LONG).expect("known").state else {
+                panic!("{pace:?}: {id} never ended");
+            };
+            stalled(error);
+        }
+        stalled(bench.submit(Op::Write, &ranges, &asks(OffloadMode::Direct)).expect_err("lost"));
+        let (told, dropped) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            drop(bench);
+            told.send(()).expect("somebody waits");
+        });
+        dropped.recv_timeout(LONG).expect("the engine ends");
+        control.release();
+    }
+}
+
+/// A lost device may never end what it runs, and then nor does what is behind that.
+#[test]
+fn nothing_is_ordered_behind_what_a_lost_device_may_never_end() {
+    let (device, control) = simulated();
+    let bench = Bench::new(&device, &[("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", "0")], 1 << 20);
+    let (from, to) = (bench.gpu.addr(), bench.gpu.addr() + (1 << 19));
+    let inside = [Range { local: from, remote: to, len: 4096 }];
+    let (ranges, _) = scattered(&bench, WAYS[0], 100);
+    control.hold();
+    let runs = bench.submit(Op::Write, &inside, &SubmitOptions::default()).expect("submits");
+    let stored = bench.submit(Op::Write, &ranges, &asks(OffloadMode::Direct)).expect("submits");
+    control.fail("fired", 0, Fault::Refused);
+    assert!(matches!(bench.finish(stored).0, State::Failed(_)));
+    let stream = control.stream();
+    // SAFETY: the stream lives longer than the call.
+    let refused = bench.engine.signal(runs, unsafe { Consumer::stream(stream.handle()) });
+    let lost = matches!(refused, Err(Error::Device(DeviceError::Lost { .. })));
+    assert!(lost, "{refused:?}");
+    control.release();
+}
+
 #[test]
 fn a_device_that_is_lost_amid_a_batch_ends_it_as_lost() {
     for pace in [PACES[0], &[("MC_KVFERRY_MAX_RATE", "4M")]] {

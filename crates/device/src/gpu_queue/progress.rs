@@ -78,6 +78,8 @@ impl<D: Driver> GpuQueue<D> {
 
     /// Whether the device works and moves on. Inside the scope.
     pub(super) fn ask(&mut self) -> Result<()> {
+        // Another queue may have found out, and then no gate behind it ever opens.
+        self.loss.check()?;
         self.reap();
         let device = Arc::clone(&self.device);
         let driver = &device.driver;

@@ -34,7 +34,7 @@ impl Behind {
     /// Ends of all that is submitted.
     ///
     /// # Errors
-    /// What lost a device, if nobody knows when something on it ends.
+    /// What lost a device, if something that runs on it may never end.
     pub(super) fn fences(&self) -> Result<Fences> {
         Fences::of(&self.pending)
     }
@@ -71,7 +71,7 @@ impl Fences {
     fn of(pending: &[Pending]) -> Result<Self> {
         let mut fences = Self { lanes: Vec::new(), list: Vec::new() };
         for Pending { lane, ticket } in pending {
-            lane.refuse_unknown(*ticket)?;
+            lane.refuse_lost(*ticket)?;
             if let Some(fence) = lane.lock().lend(*ticket)? {
                 fences.lanes.push(Arc::clone(lane));
                 fences.list.push(fence);

@@ -1,8 +1,8 @@
-//! One device of an engine, its queue, and whether it still works.
+//! The devices of an engine, their queues, and whether they still work.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use kvferry_device::{
     Completions, Device, Left, Loss, Queue, QueueOptions, SubmitError, Ticket, Work,
@@ -15,10 +15,55 @@ use crate::error::Result;
 use crate::profile::Tuning;
 use crate::wait::Wait;
 
-/// One device and its queue.
+/// A device of an engine, and all of its lanes. Work of one may be behind that of another, so what
+/// loses one loses all: nothing behind it ends either.
+#[derive(Debug)]
+pub(crate) struct DeviceLanes {
+    pub(super) device: Arc<dyn Device>,
+    loss: Loss,
+    lanes: Mutex<Vec<Weak<Lane>>>,
+    /// When the driver was last asked, by [`milliseconds`].
+    asked: AtomicU64,
+}
+
+impl DeviceLanes {
+    pub(super) fn new(device: &Arc<dyn Device>) -> Arc<Self> {
+        let (device, loss) = (Arc::clone(device), Loss::default());
+        Arc::new(Self { device, loss, lanes: Mutex::default(), asked: AtomicU64::new(0) })
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.loss.is_lost()
+    }
+
+    /// Asks the driver whether the device still works, if nobody did lately: by every lane, as what
+    /// is waited for on one may be behind what nobody waits for on another. Does not wait for threads
+    /// that submit.
+    fn check(&self) -> Result<(), kvferry_device::Error> {
+        self.loss.check()?;
+        let now = milliseconds();
+        if now == self.asked.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.asked.store(now, Ordering::Relaxed);
+        for lane in self.lanes().iter().filter_map(Weak::upgrade) {
+            if let Some(mut queue) = lane.try_lock() {
+                queue.check()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, Vec<Weak<Lane>>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One queue of a device.
 #[derive(Debug)]
 pub(crate) struct Lane {
     pub(super) device: Arc<dyn Device>,
+    of_device: Arc<DeviceLanes>,
     pub(super) tuning: Tuning,
     /// Peers that a batch went to by a fallback.
     pub(super) fell_back: Mutex<HashSet<String>>,
@@ -27,49 +72,43 @@ pub(crate) struct Lane {
     /// the queue for as long as a producer likes.
     pub(super) pinned_bytes: u64,
     pub(super) completions: Arc<dyn Completions>,
-    /// Whether anything that runs will complete.
-    loss: Loss,
-    /// When the driver was last asked, by [`milliseconds`].
-    asked: AtomicU64,
 }
 
 impl Lane {
-    pub(super) fn open(device: Arc<dyn Device>, config: &Config) -> Result<Self> {
-        Self::open_with(
-            device,
-            config,
-            &QueueOptions { streams: config.streams, ..Default::default() },
-        )
+    pub(super) fn open(of_device: &Arc<DeviceLanes>, config: &Config) -> Result<Arc<Self>> {
+        let options = QueueOptions { streams: config.streams, ..Default::default() };
+        Self::open_with(of_device, config, &options)
     }
 
     /// Opens a queue with so many streams and such a ring; the rest is the device's tuning.
     pub(super) fn open_with(
-        device: Arc<dyn Device>,
+        of_device: &Arc<DeviceLanes>,
         config: &Config,
         options: &QueueOptions,
-    ) -> Result<Self> {
+    ) -> Result<Arc<Self>> {
+        let device = Arc::clone(&of_device.device);
         let tuning = Tuning::of_device(config, device.info());
-        let loss = Loss::default();
         let options = QueueOptions {
             max_grid_blocks: tuning.values.max_grid_blocks,
             tile_bytes: tuning.values.tile_bytes,
             high_priority: config.high_priority,
             stall_timeout: config.stall_timeout,
-            loss: Some(loss.clone()),
+            loss: Some(of_device.loss.clone()),
             ..options.clone()
         };
         let queue = Arc::clone(&device).queue(&options)?;
         let completions = queue.completions();
-        Ok(Self {
+        let lane = Arc::new(Self {
             device,
+            of_device: Arc::clone(of_device),
             tuning,
             fell_back: Mutex::default(),
             pinned_bytes: queue.pinned_bytes(),
             queue: Mutex::new(queue),
             completions,
-            loss,
-            asked: AtomicU64::new(0),
-        })
+        });
+        of_device.lanes().push(Arc::downgrade(&lane));
+        Ok(lane)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Box<dyn Queue>> {
@@ -117,14 +156,9 @@ impl Lane {
         Ok(())
     }
 
-    /// Refuses to order anything behind a submission of which nobody knows when it ends: the queue takes
-    /// its ticket for one that is done.
-    pub(super) fn refuse_unknown(&self, ticket: Ticket) -> Result<(), kvferry_device::Error> {
-        if ticket == Ticket::NEVER { self.check() } else { Ok(()) }
-    }
-
-    pub(super) fn is_lost(&self) -> bool {
-        self.loss.is_lost()
+    /// Refuses to order anything behind a submission that a lost device may never end.
+    pub(super) fn refuse_lost(&self, ticket: Ticket) -> Result<(), kvferry_device::Error> {
+        if self.completions.done(ticket) { Ok(()) } else { self.of_device.loss.check() }
     }
 
     /// The queue, unless another thread has it.
@@ -136,17 +170,9 @@ impl Lane {
         }
     }
 
-    /// Asks the driver whether the device still works, if nobody did lately. Does not wait for a
-    /// thread that submits.
+    /// Whether its device still works; costs next to nothing if somebody asked lately.
     pub(super) fn check(&self) -> Result<(), kvferry_device::Error> {
-        self.loss.check()?;
-        let now = milliseconds();
-        if now == self.asked.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let Some(mut queue) = self.try_lock() else { return Ok(()) };
-        self.asked.store(now, Ordering::Relaxed);
-        queue.check()
+        self.of_device.check()
     }
 }
 

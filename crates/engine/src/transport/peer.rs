@@ -14,7 +14,7 @@ use std::time::Duration;
 use kvferry_device::{Consumer, Device};
 
 use super::fences::Behind;
-use super::lane::Lane;
+use super::lane::{DeviceLanes, Lane};
 use super::offload::{Choice, Offload, Paced};
 use super::overlaps::{Bounded, Overlaps};
 use crate::batch::{Holds, OverlapVerdict, Path, Pending};
@@ -29,6 +29,7 @@ use crate::request::{Part, SubmitOptions};
 /// The peer transport of one engine.
 #[derive(Debug)]
 pub(crate) struct Peer {
+    devices: Vec<Arc<DeviceLanes>>,
     lanes: Vec<Arc<Lane>>,
     /// Whether the kernel is wanted where there is one.
     kernel: bool,
@@ -93,14 +94,15 @@ impl Submitted {
 
 impl Peer {
     pub(crate) fn new(config: &Config, devices: &[Arc<dyn Device>]) -> Result<Self> {
-        let lane = |device: &Arc<dyn Device>| Lane::open(Arc::clone(device), config).map(Arc::new);
+        let devices: Vec<_> = devices.iter().map(DeviceLanes::new).collect();
         Ok(Self {
-            lanes: devices.iter().map(lane).collect::<Result<_>>()?,
+            lanes: devices.iter().map(|it| Lane::open(it, config)).collect::<Result<_>>()?,
             kernel: config.kernel,
             strict: config.strict,
             overlap_check: config.overlap_check,
-            offload: Offload::new(config, devices),
+            offload: Offload::new(config, &devices),
             scratch: Mutex::default(),
+            devices,
         })
     }
 
@@ -124,7 +126,12 @@ impl Peer {
 
     /// Whether nobody knows what the copies of a device do.
     pub(crate) fn is_lost(&self, device: usize) -> bool {
-        self.lanes[device].is_lost() || self.offload.is_lost(device)
+        self.devices[device].is_lost()
+    }
+
+    /// The devices, for whoever opens more lanes.
+    pub(crate) fn devices(&self) -> &[Arc<DeviceLanes>] {
+        &self.devices
     }
 
     pub(super) fn lane(&self, index: usize) -> &Arc<Lane> {
@@ -219,7 +226,7 @@ impl Peer {
 
     pub(crate) fn signal(&self, pending: &[Pending], consumer: Consumer) -> Result<()> {
         for Pending { lane, ticket } in pending {
-            lane.refuse_unknown(*ticket)?;
+            lane.refuse_lost(*ticket)?;
             lane.lock().signal(*ticket, consumer)?;
         }
         Ok(())

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 
 use self::copying::Listed;
 pub(super) use self::copying::{Copying, copy};
-use super::lane::Lane;
+use super::lane::{DeviceLanes, Lane};
 use super::watcher::Watcher;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -38,7 +38,7 @@ const PAGEABLE: usize = 16;
 #[derive(Debug)]
 pub(super) struct Staging {
     config: Config,
-    devices: Vec<Arc<dyn Device>>,
+    devices: Vec<Arc<DeviceLanes>>,
     account: Arc<PinnedAccount>,
     /// Per device; made when TCP first needs it.
     pools: Vec<OnceLock<Arc<Pool>>>,
@@ -50,7 +50,7 @@ pub(super) struct Staging {
 impl Staging {
     pub(super) fn new(
         config: &Config,
-        devices: &[Arc<dyn Device>],
+        devices: &[Arc<DeviceLanes>],
         account: &Arc<PinnedAccount>,
     ) -> Result<Self> {
         Ok(Self {
@@ -64,12 +64,12 @@ impl Staging {
     }
 
     pub(super) fn device(&self, index: usize) -> &Arc<dyn Device> {
-        &self.devices[index]
+        &self.devices[index].device
     }
 
     /// Whether sockets use the device's memory in place.
     pub(super) fn is_host(&self, index: usize) -> bool {
-        self.devices[index].info().vendor == Vendor::Host
+        self.device(index).info().vendor == Vendor::Host
     }
 
     /// Bytes of a slice, and of an extent on the wire.
@@ -91,13 +91,8 @@ impl Staging {
         if let Some(pool) = place.get() {
             return Ok(Arc::clone(pool));
         }
-        let pool = Pool::new(Arc::clone(&self.devices[index]), &self.config, &self.account)?;
+        let pool = Pool::new(&self.devices[index], &self.config, &self.account)?;
         Ok(Arc::clone(place.get_or_init(|| Arc::new(pool))))
-    }
-
-    /// Whether nobody knows what its copies of a device do.
-    pub(super) fn is_lost(&self, index: usize) -> bool {
-        self.pools[index].get().is_some_and(|pool| pool.lane.is_lost())
     }
 
     /// Bytes of all pinned slices.
@@ -188,7 +183,12 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    fn new(device: Arc<dyn Device>, config: &Config, account: &Arc<PinnedAccount>) -> Result<Self> {
+    fn new(
+        of_device: &Arc<DeviceLanes>,
+        config: &Config,
+        account: &Arc<PinnedAccount>,
+    ) -> Result<Self> {
+        let device = &of_device.device;
         let slice_bytes = config.tcp_slice_bytes.min(config.tcp_staging_slot_bytes);
         let count = match config.tcp_staging {
             true => config.tcp_staging_slots as u64 * config.tcp_staging_slot_bytes / slice_bytes,
@@ -206,12 +206,12 @@ impl Pool {
             first_descriptors: 4096,
             ..QueueOptions::default()
         };
-        let lane = Lane::open_with(Arc::clone(&device), config, &options)?;
+        let lane = Lane::open_with(of_device, config, &options)?;
         let mut slices = Vec::new();
         for _ in 0..count {
-            let pinned = Arc::clone(&device).allocate_pinned(slice_bytes)?;
+            let pinned = Arc::clone(device).allocate_pinned(slice_bytes)?;
             let bounce = match kernel {
-                true => Some(Arc::clone(&device).allocate(slice_bytes)?),
+                true => Some(Arc::clone(device).allocate(slice_bytes)?),
                 false => None,
             };
             slices.push(Staged { pinned, bounce });
@@ -221,7 +221,7 @@ impl Pool {
         let pageable = || Shelf::new(vec![Vec::new(); PAGEABLE]);
         Ok(Self {
             send_slices: slices.len(),
-            lane: Arc::new(lane),
+            lane,
             listed: Mutex::default(),
             send: Shelf::new(slices),
             receive: Shelf::new(receive),

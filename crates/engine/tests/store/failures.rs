@@ -4,7 +4,7 @@ use kvferry_device::Error as DeviceError;
 use kvferry_device::sim::{Fault, Live};
 use kvferry_engine::{Error, OffloadMode, State, StoreError, StoreOptions};
 
-use crate::bench::{MOMENT, PAGES, PATIENCE, done, key, options, shape, simulated};
+use crate::bench::{Bench, Kind, MOMENT, PAGES, PATIENCE, done, key, options, shape, simulated};
 
 #[test]
 fn a_page_out_that_fails_is_not_stored_and_says_why_whichever_call_of_the_driver_fails() {
@@ -131,6 +131,31 @@ fn a_lost_device_fails_all_that_runs_and_its_memory_is_never_freed() {
     let registered = bench.engine.segment().regions.iter().any(|region| region.addr == piece);
     assert!(registered, "the memory of a lost device was freed");
     // So may those of the test's own memory.
+    std::mem::forget(held);
+    std::mem::forget(bench);
+}
+
+/// A page-in is behind the page-out on another queue of the device.
+#[test]
+fn a_page_in_behind_a_page_out_that_stalls_ends_with_it_and_the_store_can_be_dropped() {
+    let knobs = [("MC_KVFERRY_STALL_TIMEOUT_SEC", "1"), ("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", "0")];
+    let bench = Bench::open_with(Kind::Sim, shape(4096), &knobs).expect("always there");
+    let store = bench.store(options(&bench, 64));
+    let held = bench.hold();
+    let out = store.page_out(&[(3, key(3))], None).expect("began");
+    let back = store.page_in(&[(key(3), 20)], None).expect("began");
+    for batch in [back, out] {
+        let state = store.wait(&batch, PATIENCE).expect("here");
+        let stalled = matches!(state, State::Failed(Error::Device(DeviceError::Stalled { .. })));
+        assert!(stalled, "{state:?}");
+    }
+    let (told, dropped) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        drop(store);
+        told.send(()).expect("somebody waits");
+    });
+    dropped.recv_timeout(PATIENCE).expect("the store ends");
+    // The copies may still use it.
     std::mem::forget(held);
     std::mem::forget(bench);
 }

@@ -40,7 +40,7 @@ use self::submit::{
     Passing, host_grid, start_direct, start_kernel, start_staged, step_without_buffers,
 };
 use super::fences::{Order, wait_for};
-use super::lane::Lane;
+use super::lane::{DeviceLanes, Lane};
 use super::overlaps::Overlaps;
 use super::peer::Submitted;
 use super::place::Plan;
@@ -54,6 +54,7 @@ use crate::request::{OffloadMode, SubmitOptions};
 #[derive(Debug)]
 pub(crate) struct Offload {
     config: Config,
+    devices: Vec<Arc<DeviceLanes>>,
     /// Per device, one for each direction; made when a batch first needs it.
     ways: Vec<[Mutex<Option<Arc<Way>>>; 2]>,
     /// Per device; started when a batch is first submitted step by step.
@@ -101,10 +102,11 @@ pub(super) struct Request<'a> {
 pub(super) type Parts<'a> = [(&'a Plan<'a>, &'a Strides)];
 
 impl Offload {
-    pub(super) fn new(config: &Config, devices: &[Arc<dyn Device>]) -> Self {
+    pub(super) fn new(config: &Config, devices: &[Arc<DeviceLanes>]) -> Self {
         let steps = || Mutex::new(Steps::new(config.tail_budget_percent));
         Self {
             config: config.clone(),
+            devices: devices.to_vec(),
             ways: devices.iter().map(|_| Default::default()).collect(),
             workers: devices.iter().map(|_| Mutex::default()).collect(),
             steps: devices.iter().map(|_| steps()).collect(),
@@ -113,12 +115,7 @@ impl Offload {
         }
     }
 
-    fn way(
-        &self,
-        index: usize,
-        device: &Arc<dyn Device>,
-        direction: Direction,
-    ) -> Result<Arc<Way>> {
+    fn way(&self, index: usize, direction: Direction) -> Result<Arc<Way>> {
         let mut place = lock(&self.ways[index][direction as usize]);
         if let Some(way) = &*place {
             return Ok(Arc::clone(way));
@@ -129,10 +126,10 @@ impl Offload {
             slot_descriptors: SLOT_DESCRIPTORS,
             ..QueueOptions::default()
         };
-        let lane = Lane::open_with(Arc::clone(device), &self.config, &options)?;
+        let lane = Lane::open_with(&self.devices[index], &self.config, &options)?;
         let completions = Arc::clone(&lane.completions);
-        let bounce = Bounce::new(Arc::clone(device), completions, &self.config);
-        let (lane, bounce_bytes) = (Arc::new(lane), bounce.made());
+        let bounce = Bounce::new(Arc::clone(&lane.device), completions, &self.config);
+        let bounce_bytes = bounce.made();
         let (bounce, memory) = (Mutex::new(bounce), Mutex::default());
         let way = Arc::new(Way { lane, bounce, bounce_bytes, memory });
         Ok(Arc::clone(place.insert(way)))
@@ -187,12 +184,6 @@ impl Offload {
         }
     }
 
-    /// Whether nobody knows what the copies of a device do.
-    pub(super) fn is_lost(&self, index: usize) -> bool {
-        let mut ways = self.ways[index].iter().filter_map(|way| lock(way).clone());
-        ways.any(|way| way.lane.is_lost())
-    }
-
     /// Bytes of pinned memory of the queues.
     pub(super) fn pinned_bytes(&self) -> u64 {
         self.open_ways().map(|way| way.lane.pinned_bytes).sum()
@@ -235,7 +226,7 @@ impl Offload {
         if asked.is_none() && info.vendor == Vendor::Host {
             return Ok(None);
         }
-        let way = self.way(index, device, direction)?;
+        let way = self.way(index, direction)?;
         let batch_min = way.lane.tuning.values.batch_min;
         let costs = Costs::of(&way.lane.tuning.host_link);
         let plans: Vec<_> = parts.iter().map(|&(plan, _)| plan).collect();

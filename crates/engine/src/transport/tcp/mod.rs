@@ -19,11 +19,12 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use kvferry_device::{Device, Producer};
+use kvferry_device::Producer;
 use kvferry_wire::batch::{Key, Limits};
 use rustix::fs::{Mode, OFlags};
 
 use super::fences::{Order, wait_for};
+use super::lane::DeviceLanes;
 use super::peer::Peer;
 use super::staging::Staging;
 use crate::config::{Config, OverlapCheck};
@@ -70,7 +71,7 @@ pub(super) struct Shared {
 impl Tcp {
     pub(crate) fn new(
         config: &Config,
-        devices: &[Arc<dyn Device>],
+        devices: &[Arc<DeviceLanes>],
         account: &Arc<PinnedAccount>,
         incarnation: Identity,
     ) -> Result<Self> {
@@ -139,11 +140,6 @@ impl Tcp {
     /// Ends all lanes and whatever is served to peers. Copies that were submitted run to their ends.
     pub(crate) fn close(&self) {
         self.threads.close();
-    }
-
-    /// Whether nobody knows what its copies of a device do.
-    pub(crate) fn is_lost(&self, device: usize) -> bool {
-        self.shared.staging.is_lost(device)
     }
 
     /// Bytes of the pinned slots.

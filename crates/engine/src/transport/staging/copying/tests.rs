@@ -6,6 +6,7 @@ use kvferry_device::{Device, Memory};
 use super::*;
 use crate::config::Config;
 use crate::pinned::PinnedAccount;
+use crate::transport::lane::DeviceLanes;
 
 const PIECE: u64 = 1000;
 
@@ -29,7 +30,7 @@ impl Fixture {
         };
         let config = Config::from_lookup(knobs).unwrap();
         let account = PinnedAccount::new(&config);
-        let staging = Staging::new(&config, &[Arc::clone(&device)], &account).unwrap();
+        let staging = Staging::new(&config, &[DeviceLanes::new(&device)], &account).unwrap();
         let staging = Arc::new(staging);
         let memory = Arc::clone(&device).allocate(1 << 20).unwrap();
         let noise: Vec<u8> = (0..1 << 20).map(|at: u32| (at * 31 % 251) as u8).collect();
