@@ -81,8 +81,8 @@ struct Gate<D: Driver> {
     /// Fires when what it waits for is done.
     event: D::Event,
     slots: Vec<SlotInUse<D>>,
-    /// Since when it has been seen running.
-    open_since: Option<Instant>,
+    /// It has been seen open, so that the submission runs.
+    is_open: bool,
 }
 
 #[derive(Debug)]
@@ -151,8 +151,10 @@ pub(crate) struct GpuQueue<D: Driver> {
     /// End events that somebody borrowed.
     lent: Vec<Lent<D>>,
     loss: Loss,
-    /// The front of `in_flight` and since when it has been waited for.
-    waiting: Option<(Ticket, Instant)>,
+    /// Submissions were seen done since the device was last asked after.
+    moved_on: bool,
+    /// Since when something has been seen running, and nothing done.
+    still_since: Option<Instant>,
 }
 
 impl<D: Driver> GpuQueue<D> {
@@ -196,7 +198,8 @@ impl<D: Driver> GpuQueue<D> {
             gated: Vec::new(),
             lent: Vec::new(),
             loss: options.loss.clone().unwrap_or_default(),
-            waiting: None,
+            moved_on: false,
+            still_since: None,
             device: Arc::clone(&device),
             options,
         };
@@ -327,7 +330,7 @@ impl<D: Driver> GpuQueue<D> {
                 return Err((None, error));
             }
         };
-        let gate = Gate { stream, second: None, event, slots: Vec::new(), open_since: None };
+        let gate = Gate { stream, second: None, event, slots: Vec::new(), is_open: false };
         let device = Arc::clone(&self.device);
         let driver = &device.driver;
         let waits = producer

@@ -222,6 +222,8 @@ struct State {
     pending: BTreeSet<u64>,
     next: usize,
     held: bool,
+    /// Pieces of work that run though it is held.
+    steps: usize,
     stop: bool,
 }
 
@@ -386,6 +388,17 @@ impl Executor {
         self.shared.state().held = held;
         self.shared.work.notify_one();
     }
+
+    /// Runs so many pieces of work while held, streams by turns, or all that can run if they are
+    /// fewer, and returns when they have run.
+    #[cfg(feature = "testing")]
+    pub(crate) fn step(&self, steps: usize) {
+        self.shared.state().steps = steps;
+        self.shared.work.notify_one();
+        while self.shared.state().steps > 0 {
+            std::thread::yield_now();
+        }
+    }
 }
 
 impl Drop for Executor {
@@ -416,18 +429,20 @@ impl Shared {
                 return;
             }
             let Some(work) = state.take_work() else {
+                state.steps = 0;
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             if let Work::Record { record } = work {
                 state.pending.remove(&record);
-                continue;
+            } else {
+                drop(state);
+                // SAFETY: whoever enqueued the work promised that its ranges stay valid until a later
+                // event fires, and events of a stream fire after its earlier work, above.
+                unsafe { work.run() };
+                state = self.state();
             }
-            drop(state);
-            // SAFETY: whoever enqueued the work promised that its ranges stay valid until a later
-            // event fires, and events of a stream fire after its earlier work, above.
-            unsafe { work.run() };
-            state = self.state();
+            state.steps = state.steps.saturating_sub(1);
         }
     }
 }
@@ -451,7 +466,7 @@ impl State {
 
     /// The next piece of work, taking turns between streams; a stream that waits is passed over.
     fn take_work(&mut self) -> Option<Work> {
-        if self.held {
+        if self.held && self.steps == 0 {
             return None;
         }
         let streams = self.streams.len();

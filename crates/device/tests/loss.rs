@@ -1,11 +1,13 @@
 //! When a queue gives its device up, and what it says then. Seen on a simulated GPU.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use kvferry_device::conformance::ApplicationStream;
 use kvferry_device::sim::{Fault, SimControl, SimOptions, sim};
 use kvferry_device::{
-    CopyDescriptor, Error, Left, Memory, Queue, QueueOptions, SliceSource, SubmitError, Ticket,
-    Work,
+    CopyDescriptor, Error, Left, Memory, Producer, Queue, QueueOptions, SliceSource, SubmitError,
+    Ticket, Work,
 };
 
 struct Bench {
@@ -24,12 +26,31 @@ impl Bench {
 
     /// Submits one copy.
     fn submit(&mut self) -> Result<Ticket, SubmitError> {
+        self.submit_copies(1, None)
+    }
+
+    fn submit_copies(
+        &mut self,
+        count: usize,
+        after: Option<Producer>,
+    ) -> Result<Ticket, SubmitError> {
         let (src, dst) = (self.memory.addr(), self.memory.addr() + 4096);
-        let large = [CopyDescriptor { src, dst, len: 4096 }];
+        let large = vec![CopyDescriptor { src, dst, len: 4096 }; count];
         let mut nothing = SliceSource(&[]);
-        let mut work = Work { large: &large, ..Work::pieces(&mut nothing) };
+        let mut work = Work { large: &large, after, ..Work::pieces(&mut nothing) };
         // SAFETY: the memory is never freed while the queue may use it.
         unsafe { self.queue.submit(&mut work) }
+    }
+
+    /// A producer that is done.
+    fn ready(&self) -> Producer {
+        let stream = self.control.stream();
+        let event = stream.record();
+        while !stream.has_fired(event) {
+            std::thread::yield_now();
+        }
+        // SAFETY: events of the simulated GPU live as long as it does.
+        unsafe { Producer::event(event) }
     }
 
     /// Drops the queue first, and nothing that a lost device may still use.
@@ -71,5 +92,48 @@ fn a_queue_that_cannot_know_what_runs_says_that_its_device_is_lost_whatever_the_
             assert_eq!(bench.queue.check(), Err(lost));
             bench.end();
         }
+    }
+}
+
+#[test]
+fn a_device_that_ends_one_after_the_other_of_many_that_run_is_no_stalled_one() {
+    let stall_timeout = Duration::from_secs(1);
+    let mut bench = Bench::new(&QueueOptions { stall_timeout, ..QueueOptions::default() });
+    let ready = bench.ready();
+    bench.control.hold();
+    let front = bench.submit_copies(64, None).expect("begins");
+    let behind = [(); 4].map(|()| bench.submit_copies(1, Some(ready)).expect("begins"));
+    // A copy of the first, and what tells that the others may begin.
+    bench.control.step(5);
+    let completions = bench.queue.completions();
+    let ended = || behind.iter().filter(|&&ticket| completions.done(ticket)).count();
+    bench.queue.check().expect("all run");
+    // Longer than the timeout in all.
+    for count in 1..=behind.len() {
+        std::thread::sleep(stall_timeout * 2 / 5);
+        while ended() < count {
+            bench.control.step(1);
+        }
+        bench.queue.check().expect("it moves on");
+    }
+    assert!(!completions.done(front));
+    bench.control.release();
+}
+
+#[test]
+fn a_device_that_is_lost_while_nothing_but_gated_work_runs_is_noticed_before_it_would_count_as_stalled()
+ {
+    for fault in [Fault::Lost, Fault::Code(719)] {
+        let mut bench = Bench::new(&QueueOptions::default());
+        let ready = bench.ready();
+        bench.control.hold();
+        bench.submit_copies(1, Some(ready)).expect("begins");
+        // It may begin.
+        bench.control.step(1);
+        bench.queue.check().expect("it runs");
+        bench.control.fail("fired", 0, fault);
+        let lost = bench.queue.check();
+        assert!(matches!(lost, Err(Error::Lost { .. })), "{fault:?}: {lost:?}");
+        bench.end();
     }
 }

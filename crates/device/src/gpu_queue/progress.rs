@@ -16,6 +16,7 @@ impl<D: Driver> GpuQueue<D> {
                 break;
             }
             let done = self.in_flight.pop_front().expect("the front was just looked at");
+            self.moved_on = true;
             self.end_event(done.ticket, done.end);
             for _ in 0..done.slots {
                 self.free_oldest_slot();
@@ -29,6 +30,7 @@ impl<D: Driver> GpuQueue<D> {
                 continue;
             }
             let done = self.gated.swap_remove(index);
+            self.moved_on = true;
             self.end_event(done.ticket, done.end);
             self.free_words.push(done.ticket);
             if let Some(gate) = done.gate {
@@ -83,38 +85,36 @@ impl<D: Driver> GpuQueue<D> {
         self.reap();
         let device = Arc::clone(&self.device);
         let driver = &device.driver;
-        let now = Instant::now();
-        let mut longest = Duration::ZERO;
-        match self.in_flight.front().map(|front| front.ticket) {
-            None => self.waiting = None,
-            Some(front) => {
-                match self.end_of(front) {
-                    Ok(Some(end)) => {
-                        driver.fired(end)?;
-                    }
-                    Err(error @ Error::Lost { .. }) => return Err(error),
-                    // No event to be had now says nothing about the device.
-                    Ok(None) | Err(_) => {}
-                }
-                let since = match self.waiting {
-                    Some((ticket, since)) if ticket == front => since,
-                    _ => now,
-                };
-                self.waiting = Some((front, since));
-                longest = now.duration_since(since);
-            }
-        }
+        let mut running = self.in_flight.front().map(|front| front.ticket);
         for gated in &mut self.gated {
             let Some(gate) = &mut gated.gate else { continue };
-            if gate.open_since.is_none() && driver.fired(gate.event)? {
-                gate.open_since = Some(now);
+            gate.is_open = gate.is_open || driver.fired(gate.event)?;
+            if gate.is_open {
+                running = running.or(Some(gated.ticket));
             }
-            longest = longest.max(gate.open_since.map_or(Duration::ZERO, |since| now - since));
         }
-        if longest < self.options.stall_timeout {
+        let Some(running) = running else {
+            self.still_since = None;
+            return Ok(());
+        };
+        // One that runs is enough: a device that is lost says so of any.
+        match self.end_of(running) {
+            Ok(Some(end)) => {
+                driver.fired(end)?;
+            }
+            Err(error @ Error::Lost { .. }) => return Err(error),
+            // No event to be had now says nothing about the device.
+            Ok(None) | Err(_) => {}
+        }
+        let now = Instant::now();
+        if std::mem::take(&mut self.moved_on) {
+            self.still_since = None;
+        }
+        let waited = now.duration_since(*self.still_since.get_or_insert(now));
+        if waited < self.options.stall_timeout {
             return Ok(());
         }
-        Err(Error::Stalled { device: driver.info().to_string(), waited: longest })
+        Err(Error::Stalled { device: driver.info().to_string(), waited })
     }
 
     /// Nobody knows any more when what runs ends. Returns what the device is lost for.

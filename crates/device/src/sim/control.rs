@@ -142,6 +142,12 @@ impl SimControl {
         self.executor.hold(true);
     }
 
+    /// So many pieces of what is held run, of its streams by turns, or all that can if they are fewer;
+    /// returns when they have run. A copy, a launch, a record and a store are a piece each.
+    pub fn step(&self, steps: usize) {
+        self.executor.step(steps);
+    }
+
     /// What was held runs.
     pub fn release(&self) {
         self.executor.hold(false);
