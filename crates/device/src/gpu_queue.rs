@@ -249,9 +249,7 @@ impl<D: Driver> GpuQueue<D> {
     /// A stream that something will be put on, behind the end of what is there.
     fn shared_stream(&mut self, at: usize) -> Result<D::Stream> {
         if let Some(ticket) = self.streams[at].ended {
-            if !self.words.done(ticket) {
-                self.end_of(ticket)?;
-            }
+            self.end_of(ticket)?;
             self.streams[at].ended = None;
         }
         Ok(self.streams[at].handle)
@@ -281,6 +279,10 @@ impl<D: Driver> GpuQueue<D> {
 
     /// The end event of a submission, recorded now if it was not; none if the submission is done.
     fn end_of(&mut self, ticket: Ticket) -> Result<Option<D::Event>> {
+        // Where it ended something else may be on the stream already.
+        if self.words.done(ticket) {
+            return Ok(None);
+        }
         let (stream, end) = match self.find(ticket) {
             Some(submission) => (submission.stream, submission.end),
             None => return Ok(None),
@@ -476,7 +478,6 @@ impl<D: Driver> Queue for GpuQueue<D> {
         let device = Arc::clone(&self.device);
         let _scope = device.driver.enter()?;
         match self.end_of(ticket)? {
-            // What is not in flight is done.
             None => Ok(()),
             Some(end) => device.driver.signal_consumer(consumer, end),
         }

@@ -11,7 +11,7 @@ use kvferry_device::conformance::{Application, ApplicationStream};
 use kvferry_device::ordering_conformance;
 use kvferry_device::sim::{Fault, SimOptions, sim};
 use kvferry_device::{
-    CompactCopy, CompactEnd, CopyDescriptor, Device, Error, Fence, Left, Producer, Queue,
+    CompactCopy, CompactEnd, Consumer, CopyDescriptor, Device, Error, Fence, Left, Producer, Queue,
     QueueOptions, SliceSource, Stage, StageSource, Staged, Ticket, Work,
 };
 
@@ -185,4 +185,40 @@ fn whoever_waits_for_a_submission_does_not_wait_for_those_behind_it_on_its_strea
     finish(&mut *queue, second);
     let [fence] = behind;
     queue.take_back(fence);
+}
+
+/// Submissions are found done from the oldest on, so one that is done may be behind one that runs.
+#[test]
+fn a_stream_that_is_to_wait_for_what_is_done_does_not_wait_for_what_came_behind_it() {
+    let (device, control) = sim(&SimOptions::default()).expect("always there");
+    let memory = Arc::clone(&device).allocate(8192).expect("memory");
+    let copy = CopyDescriptor { src: memory.addr(), dst: memory.addr() + 4096, len: 4096 };
+    let two_streams = QueueOptions { streams: 2, ..QueueOptions::default() };
+    let mut queue = device.queue(&two_streams).expect("a queue");
+    let mut submit = |copies: usize| {
+        let (mut nothing, large) = (SliceSource(&[]), vec![copy; copies]);
+        let mut work = Work { large: &large, one_stream: true, ..Work::pieces(&mut nothing) };
+        // SAFETY: the memory lives longer than the queue.
+        unsafe { queue.submit(&mut work) }.expect("works")
+    };
+    control.hold();
+    let (long, short) = (submit(64), submit(1));
+    // A copy of each, one more, and the end of the short one.
+    control.step(4);
+    // One on each stream.
+    let behind = [submit(64), submit(64)];
+    let completions = queue.completions();
+    assert!(completions.done(short) && !completions.done(long));
+    let consumer = control.stream();
+    // SAFETY: the stream lives longer than the call.
+    let waiting = unsafe { Consumer::stream(consumer.handle()) };
+    queue.signal(short, waiting).expect("works");
+    let passed = consumer.record();
+    // A turn of each stream, and more.
+    control.step(9);
+    let has_passed = consumer.has_fired(passed);
+    let others_run = ![long, behind[0], behind[1]].iter().any(|&ticket| completions.done(ticket));
+    control.release();
+    assert!(has_passed, "it waits for somebody else's copies");
+    assert!(others_run);
 }

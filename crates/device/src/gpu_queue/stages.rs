@@ -127,7 +127,6 @@ impl<D: Driver> GpuQueue<D> {
     /// Makes a stream wait for submissions.
     pub(super) fn wait_behind(&mut self, stream: D::Stream, behind: &[Ticket]) -> Result<()> {
         for &ticket in behind {
-            // What is not in flight is done.
             if let Some(end) = self.end_of(ticket)? {
                 self.device.driver.wait(stream, end)?;
             }
