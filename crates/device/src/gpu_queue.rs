@@ -33,7 +33,8 @@ use crate::queue::{
     Completions, Consumer, CopyDescriptor, Fence, Producer, Queue, QueueOptions, Ticket, Work,
 };
 
-/// Submissions in flight are bounded by their completion words; beyond it, submit waits.
+/// Submissions in flight are bounded by their completion words, those that wait by half of them; beyond
+/// it, submit waits.
 const MAX_IN_FLIGHT: usize = 4096;
 
 /// How long a full ring is polled without giving the processor away.
@@ -452,12 +453,17 @@ impl<D: Driver> Queue for GpuQueue<D> {
             claiming: None,
         };
         self.reap();
-        if let Err(error) = self.wait_until(&mut open, |queue, _| !queue.free_words.is_empty()) {
+        let waits = work.after.is_some() || !work.behind.is_empty();
+        // The other half stays for submissions that wait for nobody.
+        let most = if waits { MAX_IN_FLIGHT / 2 } else { usize::MAX };
+        let has_word =
+            |queue: &Self, _: &Open<D>| queue.gated.len() < most && !queue.free_words.is_empty();
+        if let Err(error) = self.wait_until(&mut open, has_word) {
             return Err(nothing(self.lose(&error)));
         }
         let word = self.free_words.pop().expect("the wait ends only with a free word");
         let ticket = Ticket { value: word.value.wrapping_add(1), ..word };
-        if work.after.is_some() || !work.behind.is_empty() {
+        if waits {
             match self.open_gate(work.after, work) {
                 Ok(gate) => open.gate = Some(gate),
                 Err((gate, error)) => {

@@ -341,9 +341,9 @@ impl Default for QueueOptions {
 /// ([`Work::behind`]); one that waits holds up no other.
 pub trait Queue: Debug + Send {
     /// Enqueues the work and returns without waiting for the copies. It waits only for a free ring
-    /// slot, which depends on the device alone; with a producer that holds up more slots than half
-    /// of the ring, on that producer, too. Submissions that are [behind](Work::behind) others count as
-    /// such.
+    /// slot and for one of 4096 completion words, which depends on the device alone; with a producer,
+    /// where those that wait for theirs hold up half of the ring or of the words, on these producers,
+    /// too. Submissions that are [behind](Work::behind) others count as such.
     ///
     /// On `Err` earlier copies of the same submission may be running:
     /// [`SubmitError::left`](crate::SubmitError) says until when.

@@ -5,6 +5,7 @@
 //! (`CUDA_DEVICE_MAX_CONNECTIONS`).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kvferry_device::conformance::{Application, ApplicationStream};
@@ -221,4 +222,48 @@ fn a_stream_that_is_to_wait_for_what_is_done_does_not_wait_for_what_came_behind_
     control.release();
     assert!(has_passed, "it waits for somebody else's copies");
     assert!(others_run);
+}
+
+/// A submission has a completion word until it is done, of which there are 4096.
+#[test]
+fn submissions_that_wait_leave_half_of_the_words_to_those_that_do_not() {
+    const HALF: usize = 2048;
+    let (device, control) = sim(&SimOptions::default()).expect("always there");
+    let mut queue = device.queue(&QueueOptions::default()).expect("a queue");
+    let held = control.stream();
+    held.hold();
+    // SAFETY: the stream lives longer than the submissions.
+    let after = Some(unsafe { Producer::stream(held.handle()) });
+    let submit = |queue: &mut dyn Queue, after| {
+        let mut nothing = SliceSource(&[]);
+        // SAFETY: it copies nothing.
+        unsafe { queue.submit(&mut Work { after, ..Work::pieces(&mut nothing) }) }.expect("works")
+    };
+    let mut waiting: Vec<_> = (0..HALF).map(|_| submit(&mut *queue, after)).collect();
+    let completions = queue.completions();
+    for _ in 0..100 {
+        submit(&mut *queue, None);
+    }
+    let submitted = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let one_more = scope.spawn(|| {
+            let ticket = submit(&mut *queue, after);
+            submitted.store(true, Ordering::Release);
+            ticket
+        });
+        // Whoever waits for a word asks the device after each gate.
+        let asked = control.calls("fired") + 2 * HALF as u64;
+        while control.calls("fired") < asked && !submitted.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        let took_one = submitted.load(Ordering::Acquire);
+        held.open();
+        assert!(!took_one, "it took a word of the others");
+        waiting.push(one_more.join().expect("it gets a word"));
+    });
+    let start = Instant::now();
+    while !waiting.iter().all(|&ticket| completions.done(ticket)) {
+        assert!(start.elapsed() < Duration::from_secs(30), "one never ends");
+        queue.check().expect("works");
+    }
 }
