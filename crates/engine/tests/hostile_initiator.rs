@@ -234,6 +234,42 @@ fn a_lane_whose_payload_was_refused_a_slot_keeps_its_deadlines() {
     failed_with(second.end(silent), Code::TimedOut);
 }
 
+#[test]
+fn a_peer_that_sends_a_byte_now_and_then_does_not_keep_memory_that_is_unregistered() {
+    for device in [kvferry_device::host().expect("host memory"), gpu()] {
+        let there = Served::start(&device);
+        let mut lane = Lane::open(&there, Limits::default());
+        let request = lane.write(&there, LEN, 1);
+        let (addr, begun) = (there.buffer.addr(), Instant::now());
+        let outcome = std::thread::scope(|scope| {
+            let ended = scope.spawn(|| there.engine.unregister(addr));
+            let outcome = loop {
+                assert!(begun.elapsed() < PATIENCE, "the peer keeps it");
+                let ended = lane.turn(|event| match event {
+                    initiator::Event::Ended { outcome, .. } => Some(outcome),
+                    _ => None,
+                });
+                if let Some(outcome) = ended {
+                    break outcome;
+                }
+                // The next byte, once the one before is gone, unless it has ended just now.
+                if lane.machine.outgoing().is_empty() {
+                    let _ = lane.machine.offer(request, 1, 0);
+                }
+            };
+            ended.join().expect("no panic").expect("nobody keeps it");
+            outcome
+        });
+        let reason = failed_with(outcome, Code::UnknownSegment);
+        assert!(reason.contains("unregistered"), "{reason}");
+        // The lane goes on, and the buffer unregisters it when it is dropped.
+        // SAFETY: the buffer's own memory.
+        unsafe { there.engine.register(addr, LEN) }.expect("as before");
+        let request = lane.write(&there, 1, 1);
+        assert_eq!(lane.end(request), Outcome::Done);
+    }
+}
+
 /// Bytes that this process has held at once, at most.
 fn most_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");

@@ -30,7 +30,7 @@ const BUFFER: usize = 64 << 10;
 const PIECES: usize = 1000;
 
 /// How often deadlines are looked at, with requests and without.
-const TICK: Duration = Duration::from_millis(50);
+pub(super) const TICK: Duration = Duration::from_millis(50);
 const IDLE: Duration = Duration::from_millis(500);
 
 /// How long a lane that waits for a copy alone looks for its end before it sleeps. A copy takes 0.1 to

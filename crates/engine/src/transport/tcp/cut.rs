@@ -338,7 +338,7 @@ impl<'a> Cutter<'a> {
         })?;
         let (runs, length) = (std::mem::take(&mut self.runs), self.bytes);
         self.bytes = 0;
-        let layout = Layout { runs, home: self.order.home, length, _pins: Vec::new() };
+        let layout = Layout { runs, home: self.order.home, length, pins: Vec::new() };
         self.done.push(Asked { encoded, layout, is_write: self.order.op == Op::Write });
         Ok(())
     }

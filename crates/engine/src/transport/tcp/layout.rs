@@ -12,7 +12,14 @@ pub(super) struct Layout {
     pub(super) home: Home,
     pub(super) length: u64,
     /// What keeps the memory registered, where nothing else does.
-    pub(super) _pins: Vec<Pin>,
+    pub(super) pins: Vec<Pin>,
+}
+
+impl Layout {
+    /// Whether somebody unregisters some of the memory, and waits for whoever uses it.
+    pub(super) fn is_withdrawn(&self) -> bool {
+        self.pins.iter().any(|pin| pin.region().is_withdrawn())
+    }
 }
 
 /// Whose memory it is.
@@ -166,7 +173,7 @@ mod tests {
             Run::Piece { addr: 70_000, len: 1 },
         ];
         let length = 13 + 7 * 3 * 2 * 3 + 1;
-        let layout = Layout { runs, home: Home::Device(0), length, _pins: Vec::new() };
+        let layout = Layout { runs, home: Home::Device(0), length, pins: Vec::new() };
         let bytes = |most: u64| {
             let (mut cursor, mut bytes) = (Cursor::default(), Vec::new());
             while let Some((addr, len)) = cursor.next(&layout, most) {

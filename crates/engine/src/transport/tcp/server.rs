@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
 use super::Shared;
-use super::channel::{Channel, Role};
+use super::channel::{Channel, Role, TICK};
 use super::layout::{Grid, Home, Layout, Run};
 use crate::error::{Error, Result};
 use crate::registry::{Pin, Region, Registry};
@@ -228,6 +228,7 @@ async fn serve(
         claim: None,
         served: HashMap::new(),
         shut_down: false,
+        looked: Instant::now(),
     };
     let lost = channel.run(&mut machine, &mut server).await;
     let closed = machine.closed().cloned();
@@ -250,6 +251,8 @@ async fn serve(
 #[derive(Debug)]
 struct Served {
     op: Op,
+    /// None if it was refused.
+    layout: Option<Arc<Layout>>,
     /// Why it ends early.
     ending: Option<Status>,
     finished: bool,
@@ -267,6 +270,8 @@ struct Server {
     claim: Option<Claim>,
     served: HashMap<u64, Served>,
     shut_down: bool,
+    /// When it last looked for withdrawn memory.
+    looked: Instant,
 }
 
 impl Server {
@@ -358,7 +363,7 @@ impl Server {
             Some(device) if !self.tcp.staging.is_host(device) => Home::Device(device),
             _ => Home::Host,
         };
-        Ok(Layout { runs, home, length: body.length, _pins: pins })
+        Ok(Layout { runs, home, length: body.length, pins })
     }
 }
 
@@ -391,16 +396,15 @@ impl Role<Responder> for Server {
             match event {
                 responder::Event::Asked(hello) => self.asked = Some(hello),
                 responder::Event::Request { request, body } => {
-                    let layout = self.layout(&body);
                     let op = body.op;
-                    let ending = match layout {
+                    let (layout, ending) = match self.layout(&body).map(Arc::new) {
                         Ok(layout) => {
-                            channel.begin(request, Arc::new(layout), op == Op::Read);
-                            None
+                            channel.begin(request, Arc::clone(&layout), op == Op::Read);
+                            (Some(layout), None)
                         }
-                        Err(status) => Some(status),
+                        Err(status) => (None, Some(status)),
                     };
-                    self.served.insert(request, Served { op, ending, finished: false });
+                    self.served.insert(request, Served { op, layout, ending, finished: false });
                     channel.change(request);
                 }
                 responder::Event::Arrived(landing) => channel.arrived(end, &landing),
@@ -415,6 +419,10 @@ impl Role<Responder> for Server {
             }
         }
         self.claim(end, channel);
+        if self.looked.elapsed() >= TICK {
+            self.looked = Instant::now();
+            self.let_go_of_withdrawn(channel);
+        }
         for request in channel.take_changed() {
             self.look_at(request, end, channel);
         }
@@ -437,6 +445,19 @@ impl Server {
         if let Some(served) = self.served.get_mut(&request) {
             served.ending.get_or_insert(status);
             channel.change(request);
+        }
+    }
+
+    /// Ends requests whose memory somebody unregisters. A peer that moves a byte now and then would keep
+    /// it for as long as it likes.
+    fn let_go_of_withdrawn(&mut self, channel: &mut Channel) {
+        for (&request, served) in &mut self.served {
+            let withdrawn = served.layout.as_ref().is_some_and(|layout| layout.is_withdrawn());
+            if withdrawn && !served.finished && served.ending.is_none() {
+                let reason = "a segment of the request was unregistered meanwhile";
+                served.ending = Some(Status::new(Code::UnknownSegment, reason));
+                channel.change(request);
+            }
         }
     }
 
