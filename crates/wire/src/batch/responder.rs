@@ -8,7 +8,7 @@ use super::frame::{self, Kind};
 use super::hello::{Agreed, Hello, Hellos, Key, Nonce, PROOF_LENGTH, Refused, Side};
 use super::inbox::{Incoming, Landing};
 use super::limits::Limits;
-use super::link::Link;
+use super::link::{Link, STRIDE};
 use super::outbox::{Outgoing, Release};
 use super::request::{Op, Request};
 use super::status::{Refusal, Status};
@@ -396,13 +396,16 @@ impl Responder {
         for (&request, open) in &mut self.requests {
             moved = moved.wrapping_add(open.moved);
             // It waits for the peer: for its bytes, or for it to take some. Offers go one behind the
-            // other whosever they are, so any that goes is progress.
+            // other whosever they are, so enough that goes is progress.
             let (waits, moved) = match open.op {
                 Op::Write => {
                     let moved = self.link.progress(request, moved);
                     (open.moved < open.length && self.link.takes(), moved)
                 }
-                Op::Read => (self.link.outbox.holds(request), self.link.outbox.payload_sent),
+                Op::Read => {
+                    let outbox = &self.link.outbox;
+                    (outbox.holds(request), outbox.payload_sent / STRIDE)
+                }
             };
             let active = waits && open.is_served() && !open.overdue;
             let still = open.progress.still(active, moved, now);

@@ -17,8 +17,12 @@ fn limits() -> Limits {
 }
 
 fn initiator(key: Option<Key>) -> Initiator {
+    initiator_of(limits(), key)
+}
+
+fn initiator_of(limits: Limits, key: Option<Key>) -> Initiator {
     Initiator::new(initiator::Settings {
-        limits: limits(),
+        limits,
         credits: 1,
         incarnation: HERE,
         expected: THERE,
@@ -33,13 +37,12 @@ fn initiator(key: Option<Key>) -> Initiator {
 }
 
 fn responder(key: Option<Key>) -> Responder {
-    let settings = responder::Settings {
-        limits: limits(),
-        credits: 2,
-        incarnation: THERE,
-        key,
-        wants_checksums: false,
-    };
+    responder_of(limits(), key)
+}
+
+fn responder_of(limits: Limits, key: Option<Key>) -> Responder {
+    let settings =
+        responder::Settings { limits, credits: 2, incarnation: THERE, key, wants_checksums: false };
     Responder::new(settings, Nonce([0x55; 32]))
 }
 
@@ -119,14 +122,19 @@ mod trust;
 
 /// An open lane, before the first request.
 fn opened() -> (Initiator, Responder) {
-    let (mut here, mut there) = (initiator(None), responder(None));
+    opened_of(limits())
+}
+
+fn opened_of(limits: Limits) -> (Initiator, Responder) {
+    let (mut here, mut there) = (initiator_of(limits, None), responder_of(limits, None));
     here.connect(Nonce([0x44; 32]));
     feed!(there, &drain!(here));
     assert!(matches!(there.event(), Some(responder::Event::Asked(_))));
     there.accept().unwrap();
     feed!(here, &drain!(there));
     let Some(initiator::Event::Opened(agreed)) = here.event() else { panic!("it is not open") };
-    assert_eq!((agreed.peer, agreed.minor, agreed.extent_bytes), (THERE, 0, 64));
+    let found = (agreed.peer, agreed.minor, agreed.extent_bytes);
+    assert_eq!(found, (THERE, 0, limits.slot_bytes));
     (here, there)
 }
 
