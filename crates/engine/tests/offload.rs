@@ -320,6 +320,50 @@ fn a_long_list_that_writes_a_byte_twice_is_refused_if_staged_and_else_fails() {
     }
 }
 
+/// It may be whoever submits that ends the producer later.
+#[test]
+fn a_long_list_that_writes_a_byte_twice_fails_behind_its_producer_and_submitting_does_not_wait() {
+    let (device, control) = simulated();
+    let bench = Arc::new(Bench::new(&device, LARGE, 24 << 20));
+    let stream = control.stream();
+    for way in [WAYS[0], WAYS[1]] {
+        let (_, mut pieces) = scattered(&bench, way, 4096);
+        match way.store {
+            true => pieces[4095].1 = pieces[100].1,
+            false => pieces[4095].0 = pieces[100].0,
+        }
+        let bad: Vec<_> = pieces.iter().map(|&piece| way.range(&bench, piece)).collect();
+        for ordered_by_batch in [false, true] {
+            stream.hold();
+            // SAFETY: the stream is open before it is dropped.
+            let after = unsafe { Producer::stream(stream.handle()) };
+            let (told, submitted) = std::sync::mpsc::channel();
+            let (its, bad) = (Arc::clone(&bench), bad.clone());
+            let submits = std::thread::spawn(move || {
+                let gated = SubmitOptions { after: Some(after), ..asks(OffloadMode::Staged) };
+                if !ordered_by_batch {
+                    told.send((None, its.submit(way.op(), &bad, &gated))).expect("somebody waits");
+                    return;
+                }
+                let before = [its.submit(way.op(), &bad[..1], &gated).expect("submits")];
+                let behind = SubmitOptions { behind: &before, ..asks(OffloadMode::Staged) };
+                let id = its.submit(way.op(), &bad, &behind);
+                told.send((Some(before[0]), id)).expect("somebody waits");
+            });
+            let told = submitted.recv_timeout(LONG);
+            stream.open();
+            let (before, id) = told.expect("the producer is held by whoever submits");
+            submits.join().expect("it ends");
+            let state = bench.finish(id.expect("it is gated")).0;
+            let State::Failed(Error::Range(error)) = state else { panic!("{way:?}: {state:?}") };
+            assert!(error.to_string().contains("100 and 4095 both"), "{error}");
+            if let Some(before) = before {
+                assert_eq!(bench.finish(before).0, State::Completed);
+            }
+        }
+    }
+}
+
 #[test]
 fn every_policy_moves_every_list() {
     for policy in ["throughput", "balanced", "tail", "strict"] {

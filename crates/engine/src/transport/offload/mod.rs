@@ -311,7 +311,12 @@ impl Offload {
                     };
                     let borders = &borders;
                     let batch = Passing { direction, source, borders, bytes, count, division };
-                    start_staged(&way, batch, order, || overlaps.check_in_time(), &mut submitted)?;
+                    // A batch that is refused then is waited for, and this one may take any time.
+                    let check = || match order.waits() {
+                        true => overlaps.check_before(),
+                        false => overlaps.check_in_time(),
+                    };
+                    start_staged(&way, batch, order, check, &mut submitted)?;
                 }
             }
         }
