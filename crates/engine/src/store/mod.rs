@@ -426,7 +426,7 @@ impl PageStore {
                 books.look_at_all(&self.engine);
             }
             for (index, &(_, key)) in pages.iter().enumerate() {
-                if let Some(Entry::Page(_)) = books.entries.get(&key) {
+                if let Some(Entry::Page(_)) = self.entry(&mut books, key) {
                     return Err(StoreError::AlreadyStored { index, key });
                 }
             }
@@ -472,14 +472,18 @@ impl PageStore {
         }
     }
 
-    /// The place of a stored page.
-    fn find(&self, books: &mut Books, key: PageKey) -> Result<Stored> {
-        if let Some(Entry::Page(stored)) = books.entries.get(&key) {
+    /// What a key names now: its page-out may have failed since somebody looked.
+    fn entry<'a>(&self, books: &'a mut Books, key: PageKey) -> Option<&'a Entry> {
+        if let Entry::Page(stored) = books.entries.get(&key)? {
             let source = stored.source.number;
-            // Its page-out may have failed since somebody looked.
             books.has_ended(&self.engine, source);
         }
-        match books.entries.get(&key) {
+        books.entries.get(&key)
+    }
+
+    /// The place of a stored page.
+    fn find(&self, books: &mut Books, key: PageKey) -> Result<Stored> {
+        match self.entry(books, key) {
             Some(Entry::Page(stored)) => Ok(stored.clone()),
             Some(Entry::Failed(error)) => {
                 Err(StoreError::PageOutFailed { key, error: Box::new(error.clone()) })

@@ -1,8 +1,10 @@
 //! Calls that fail, devices that are lost, and stores that are dropped. Seen on a simulated GPU.
 
+use std::time::Instant;
+
 use kvferry_device::Error as DeviceError;
 use kvferry_device::sim::{Fault, Live};
-use kvferry_engine::{Error, OffloadMode, State, StoreError, StoreOptions};
+use kvferry_engine::{Error, OffloadMode, Producer, State, StoreError, StoreOptions};
 
 use crate::bench::{Bench, Kind, MOMENT, PAGES, PATIENCE, done, key, options, shape, simulated};
 
@@ -103,6 +105,35 @@ fn a_page_in_of_a_page_whose_page_out_fails_meanwhile_fails_with_it() {
     let failed = StoreError::Failed { operations: 2, error: Box::new(why) };
     assert_eq!(store.drain(PATIENCE), Err(failed));
     store.drain(PATIENCE).expect("it was said");
+}
+
+/// Page-outs are booked from the oldest on.
+#[test]
+fn a_page_whose_page_out_has_failed_goes_out_again_though_an_older_one_runs() {
+    let bench = simulated(shape(4096));
+    let store = bench.store(StoreOptions { offload: OffloadMode::Direct, ..options(&bench, 64) });
+    let stream = bench.stream();
+    stream.hold();
+    // SAFETY: the stream lives longer than the submission.
+    let after = Some(unsafe { Producer::stream(stream.handle()) });
+    let older = store.page_out(&[(3, key(3))], after).expect("began");
+    // The second of two DMAs fails, so the first one runs.
+    bench.control().fail("copy_rows", 1, Fault::Refused);
+    let pages = [(9, key(9)), (20, key(20))];
+    store.page_out(&pages, None).expect("began");
+    let start = Instant::now();
+    let again = loop {
+        match store.page_out(&pages, None) {
+            // It runs, or so it says.
+            Err(StoreError::AlreadyStored { .. }) if start.elapsed() < PATIENCE => {
+                std::thread::yield_now();
+            }
+            other => break other,
+        }
+    };
+    stream.open();
+    done(&store, &again.expect("what has failed is not stored"));
+    done(&store, &older);
 }
 
 #[test]
