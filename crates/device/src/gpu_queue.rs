@@ -198,7 +198,7 @@ impl<D: Driver> GpuQueue<D> {
             in_flight: VecDeque::with_capacity(MAX_IN_FLIGHT),
             gated: Vec::new(),
             lent: Vec::new(),
-            loss: options.loss.clone().unwrap_or_default(),
+            loss: options.siblings.as_ref().map_or_else(Loss::default, |it| it.loss().clone()),
             moved_on: false,
             still_since: None,
             device: Arc::clone(&device),

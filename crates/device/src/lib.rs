@@ -59,6 +59,6 @@ pub use private_memory::private_memory;
 pub use process::{MadeBy, is_fork};
 pub use queue::{
     CompactCopy, CompactEnd, Completions, Consumer, CopyDescriptor, CopySource, Destinations,
-    Fence, Producer, Queue, QueueOptions, Rows, SliceSource, Stage, StageSource, Staged, Ticket,
-    Verdict, Work,
+    Fence, Producer, Queue, QueueOptions, Rows, Siblings, SliceSource, Stage, StageSource, Staged,
+    Ticket, Verdict, Work,
 };

@@ -291,6 +291,19 @@ impl Consumer {
     }
 }
 
+/// Queues of one device whose work may be behind each other's. Nothing that is behind a submission
+/// that does not end ends either, so what loses one of them loses all.
+pub trait Siblings: Debug + Send + Sync {
+    /// What they know of the device together.
+    fn loss(&self) -> &Loss;
+
+    /// As [`Queue::check`], of all of them that nobody uses now. Does not wait for those.
+    ///
+    /// # Errors
+    /// Why the device is lost.
+    fn check(&self) -> Result<()>;
+}
+
 /// How a queue runs its copies. Policy lives above; these are the values it chose.
 #[derive(Clone, Debug)]
 pub struct QueueOptions {
@@ -312,9 +325,8 @@ pub struct QueueOptions {
     /// How long submitted work may make no progress before the device counts as lost. Time that a
     /// submission waits for its producer does not count.
     pub stall_timeout: std::time::Duration,
-    /// Shared with other queues of the device: whatever loses one of them loses all. Without it the
-    /// queue knows of its own losses alone.
-    pub loss: Option<Loss>,
+    /// The other queues of the device that this one's work may be behind, or theirs behind its own.
+    pub siblings: Option<Arc<dyn Siblings>>,
 }
 
 impl Default for QueueOptions {
@@ -328,7 +340,7 @@ impl Default for QueueOptions {
             tile_bytes: 16 << 10,
             high_priority: true,
             stall_timeout: std::time::Duration::from_secs(30),
-            loss: None,
+            siblings: None,
         }
     }
 }

@@ -171,7 +171,7 @@ fn open_queue(
         max_grid_blocks: values.max_grid_blocks,
         high_priority: engine.config().high_priority,
         stall_timeout: engine.config().stall_timeout,
-        loss: None,
+        siblings: None,
         tile_bytes: values.tile_bytes,
     };
     Ok(Arc::clone(engine.peer().device(device)).queue(&options)?)

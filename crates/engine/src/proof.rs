@@ -146,7 +146,7 @@ impl Proofs {
                 tile_bytes: config.tile_bytes,
                 high_priority: config.high_priority,
                 stall_timeout: config.stall_timeout,
-                loss: None,
+                siblings: None,
             },
             pairs: Mutex::default(),
             idle: Mutex::default(),

@@ -74,6 +74,10 @@ impl<D: Driver> GpuQueue<D> {
             if checked.elapsed() > CHECK {
                 checked = Instant::now();
                 self.ask()?;
+                // What this waits for may be behind what only another queue runs.
+                if let Some(siblings) = &self.options.siblings {
+                    siblings.check()?;
+                }
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use kvferry_device::{
-    Completions, Device, Left, Loss, Queue, QueueOptions, SubmitError, Ticket, Work,
+    Completions, Device, Left, Loss, Queue, QueueOptions, Siblings, SubmitError, Ticket, Work,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -36,9 +36,18 @@ impl DeviceLanes {
         self.loss.is_lost()
     }
 
+    fn lanes(&self) -> MutexGuard<'_, Vec<Weak<Lane>>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Siblings for DeviceLanes {
+    fn loss(&self) -> &Loss {
+        &self.loss
+    }
+
     /// Asks the driver whether the device still works, if nobody did lately: by every lane, as what
-    /// is waited for on one may be behind what nobody waits for on another. Does not wait for threads
-    /// that submit.
+    /// is waited for on one may be behind what nobody waits for on another.
     fn check(&self) -> Result<(), kvferry_device::Error> {
         self.loss.check()?;
         let now = milliseconds();
@@ -46,16 +55,13 @@ impl DeviceLanes {
             return Ok(());
         }
         self.asked.store(now, Ordering::Relaxed);
-        for lane in self.lanes().iter().filter_map(Weak::upgrade) {
+        let lanes: Vec<_> = self.lanes().iter().filter_map(Weak::upgrade).collect();
+        for lane in lanes {
             if let Some(mut queue) = lane.try_lock() {
                 queue.check()?;
             }
         }
         Ok(())
-    }
-
-    fn lanes(&self) -> MutexGuard<'_, Vec<Weak<Lane>>> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -93,7 +99,7 @@ impl Lane {
             tile_bytes: tuning.values.tile_bytes,
             high_priority: config.high_priority,
             stall_timeout: config.stall_timeout,
-            loss: Some(of_device.loss.clone()),
+            siblings: Some(Arc::clone(of_device) as _),
             ..options.clone()
         };
         let queue = Arc::clone(&device).queue(&options)?;

@@ -191,6 +191,30 @@ fn a_page_in_behind_a_page_out_that_stalls_ends_with_it_and_the_store_can_be_dro
     std::mem::forget(bench);
 }
 
+/// A device takes four page-ins by the kernel that wait for page-outs. Nobody else asks after these.
+#[test]
+fn a_call_that_waits_for_room_behind_a_page_out_that_stalls_ends_with_it() {
+    let knobs = [("MC_KVFERRY_STALL_TIMEOUT_SEC", "1"), ("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", "0")];
+    let bench = Bench::open_with(Kind::Sim, shape(4096), &knobs).expect("always there");
+    let by_kernel = StoreOptions { offload: OffloadMode::Kernel, ..options(&bench, 64) };
+    let store = bench.store(by_kernel);
+    bench.control().hold();
+    let [one, two, three] = [(3, key(3)), (9, key(9)), (20, key(20))];
+    store.page_out(&[one, two, three], None).expect("began");
+    let (told, called) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let back = [(one.1, 30), (two.1, 37), (three.1, 25)];
+        let refused = (0..8).find_map(|_| store.page_in(&back, None).err());
+        told.send(refused).expect("somebody waits");
+    });
+    let refused = called.recv_timeout(PATIENCE).expect("the call waits for ever");
+    let stalled =
+        matches!(refused, Some(StoreError::Engine(Error::Device(DeviceError::Stalled { .. }))));
+    assert!(stalled, "{refused:?}");
+    // The copies may still use it.
+    std::mem::forget(bench);
+}
+
 #[test]
 fn a_store_that_is_dropped_waits_for_its_copies_and_frees_everything() {
     let bench = simulated(shape(4096));
