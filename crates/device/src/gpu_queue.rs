@@ -152,7 +152,7 @@ pub(crate) struct GpuQueue<D: Driver> {
     /// End events that somebody borrowed.
     lent: Vec<Lent<D>>,
     loss: Loss,
-    /// Submissions were seen done since the device was last asked after.
+    /// Submissions, or launches of one, were seen done since the device was last asked after.
     moved_on: bool,
     /// Since when something has been seen running, and nothing done.
     still_since: Option<Instant>,
@@ -406,6 +406,9 @@ impl<D: Driver> GpuQueue<D> {
 
     /// Ends a submission that failed with `error`.
     fn fail(&mut self, mut open: Open<D>, ticket: Ticket, error: Error) -> SubmitError {
+        if matches!(error, Error::Lost { .. } | Error::Stalled { .. }) {
+            self.lose(&error);
+        }
         if !open.started {
             self.return_slot(&mut open);
             if open.gate.is_none() {
@@ -414,9 +417,6 @@ impl<D: Driver> GpuQueue<D> {
                 // Its stream waits for the producer and must not be given to another one: it is
                 // kept as if a submission without copies ran on it.
                 self.lose(&fence);
-            }
-            if matches!(error, Error::Lost { .. } | Error::Stalled { .. }) {
-                self.lose(&error);
             }
             return SubmitError { error, left: Left::Nothing };
         }
@@ -521,7 +521,7 @@ impl<D: Driver> Queue for GpuQueue<D> {
             return Ok(());
         }
         let device = Arc::clone(&self.device);
-        let asked = device.driver.enter().and_then(|_scope| self.ask());
+        let asked = device.driver.enter().and_then(|_scope| self.ask(None));
         asked.map_err(|error| self.lose(&error))
     }
 

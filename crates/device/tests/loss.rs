@@ -1,6 +1,7 @@
 //! When a queue gives its device up, and what it says then. Seen on a simulated GPU.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use kvferry_device::conformance::ApplicationStream;
@@ -121,8 +122,7 @@ fn a_device_that_ends_one_after_the_other_of_many_that_run_is_no_stalled_one() {
 }
 
 #[test]
-fn a_device_that_is_lost_while_nothing_but_gated_work_runs_is_noticed_before_it_would_count_as_stalled()
- {
+fn a_lost_device_is_noticed_at_once_though_nothing_but_gated_work_runs() {
     for fault in [Fault::Lost, Fault::Code(719)] {
         let mut bench = Bench::new(&QueueOptions::default());
         let ready = bench.ready();
@@ -135,5 +135,39 @@ fn a_device_that_is_lost_while_nothing_but_gated_work_runs_is_noticed_before_it_
         let lost = bench.queue.check();
         assert!(matches!(lost, Err(Error::Lost { .. })), "{fault:?}: {lost:?}");
         bench.end();
+    }
+}
+
+/// What is larger than the ring waits for the device while it is submitted.
+#[test]
+fn a_device_that_stalls_amid_a_submission_ends_the_call() {
+    for gated in [false, true] {
+        let stall_timeout = Duration::from_millis(200);
+        let ring = QueueOptions { ring_slots: 2, slot_descriptors: 16, ..QueueOptions::default() };
+        let mut bench = Bench::new(&QueueOptions { stall_timeout, ..ring });
+        let ready = bench.ready();
+        bench.control.hold();
+        let (told, returned) = channel();
+        let control = Arc::clone(&bench.control);
+        std::thread::spawn(move || {
+            let (src, dst) = (bench.memory.addr(), bench.memory.addr() + 4096);
+            let pieces = vec![CopyDescriptor { src, dst, len: 16 }; 100];
+            let (mut pieces, after) = (SliceSource(&pieces), gated.then_some(ready));
+            let mut work = Work { after, ..Work::pieces(&mut pieces) };
+            // SAFETY: the memory is never freed.
+            let submitted = unsafe { bench.queue.submit(&mut work) };
+            told.send(submitted.map(|_| ())).expect("somebody waits");
+            bench.end();
+        });
+        if gated {
+            // It may begin.
+            while control.calls("launch") == 0 {
+                std::thread::yield_now();
+            }
+            control.step(1);
+        }
+        let submitted = returned.recv_timeout(Duration::from_secs(30)).expect("it waits for ever");
+        let error = submitted.expect_err("most of it was not begun").error;
+        assert!(matches!(error, Error::Stalled { .. }), "{error:?}");
     }
 }

@@ -8,6 +8,14 @@ use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::queue::Completions;
 
+impl<D: Driver> Gate<D> {
+    /// Whether what it waits for is done. Inside the scope.
+    fn look(&mut self, driver: &D) -> Result<bool> {
+        self.is_open = self.is_open || driver.fired(self.event)?;
+        Ok(self.is_open)
+    }
+}
+
 impl<D: Driver> GpuQueue<D> {
     /// Gives back what finished submissions held. Makes no driver call.
     pub(super) fn reap(&mut self) {
@@ -73,7 +81,7 @@ impl<D: Driver> GpuQueue<D> {
             std::thread::sleep(Duration::from_micros(20));
             if checked.elapsed() > CHECK {
                 checked = Instant::now();
-                self.ask()?;
+                self.ask(Some(open))?;
                 // What this waits for may be behind what only another queue runs.
                 if let Some(siblings) = &self.options.siblings {
                     siblings.check()?;
@@ -82,33 +90,40 @@ impl<D: Driver> GpuQueue<D> {
         }
     }
 
-    /// Whether the device works and moves on. Inside the scope.
-    pub(super) fn ask(&mut self) -> Result<()> {
+    /// Whether the device works and moves on, with what is being submitted if anything is. Inside the
+    /// scope.
+    pub(super) fn ask(&mut self, open: Option<&mut Open<D>>) -> Result<()> {
         // Another queue may have found out, and then no gate behind it ever opens.
         self.loss.check()?;
         self.reap();
         let device = Arc::clone(&self.device);
         let driver = &device.driver;
+        // The slots of what is being submitted, of which some launches run.
+        let partly_runs = match open {
+            Some(Open { gate: Some(gate), .. }) => !gate.slots.is_empty() && gate.look(driver)?,
+            Some(open) => open.slots > 0,
+            None => false,
+        };
         let mut running = self.in_flight.front().map(|front| front.ticket);
         for gated in &mut self.gated {
-            let Some(gate) = &mut gated.gate else { continue };
-            gate.is_open = gate.is_open || driver.fired(gate.event)?;
-            if gate.is_open {
+            if let Some(gate) = &mut gated.gate
+                && gate.look(driver)?
+            {
                 running = running.or(Some(gated.ticket));
             }
         }
-        let Some(running) = running else {
-            self.still_since = None;
-            return Ok(());
-        };
         // One that runs is enough: a device that is lost says so of any.
-        match self.end_of(running) {
+        match running.map_or(Ok(None), |running| self.end_of(running)) {
             Ok(Some(end)) => {
                 driver.fired(end)?;
             }
             Err(error @ Error::Lost { .. }) => return Err(error),
             // No event to be had now says nothing about the device.
             Ok(None) | Err(_) => {}
+        }
+        if running.is_none() && !partly_runs {
+            self.still_since = None;
+            return Ok(());
         }
         let now = Instant::now();
         if std::mem::take(&mut self.moved_on) {

@@ -96,6 +96,7 @@ impl<D: Driver> GpuQueue<D> {
                 break;
             }
             self.free_oldest_slot();
+            self.moved_on = true;
             match self.in_flight.iter_mut().find(|submission| submission.slots > 0) {
                 Some(owner) => owner.slots -= 1,
                 None => open.slots -= 1,
@@ -109,6 +110,7 @@ impl<D: Driver> GpuQueue<D> {
                 let read = gate.slots.remove(0);
                 self.free_slot(read);
                 self.gated_slots -= 1;
+                self.moved_on = true;
             }
         }
         Ok(())
