@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 
 use kvferry_device::{Device, DeviceUuid, Error as DeviceError, MadeBy, Mapping};
 use kvferry_wire::segment::SegmentRef;
@@ -12,7 +12,9 @@ use crate::mapping::{Keeper, MappingCache, MappingKey, OpenMapping};
 use crate::plan::Window;
 use crate::proof::Pair;
 use crate::registry::{Registry, in_process};
-use crate::segment::{AllocationKey, Exports, Identity, Segment, SegmentAllocation, Segments};
+use crate::segment::{
+    AllocationKey, Exports, ExportsError, Identity, Segment, SegmentAllocation, Segments,
+};
 use crate::transport::tcp::Session;
 use crate::way::{LeftToTcp, Way};
 
@@ -42,8 +44,11 @@ struct Inner {
     left: LeftToTcp,
     /// Where newer segments come from, if they do by themselves.
     segments: OnceLock<Arc<dyn Segments>>,
-    /// How often a newer segment was another one.
+    /// How often a newer segment was another one. Counted while `table` is locked.
     refreshes: AtomicU64,
+    /// Held from when a segment is asked for until it is the target's: of two, the one that was asked
+    /// for later stays.
+    refreshing: Mutex<()>,
     /// The lanes to it, once there are some.
     session: OnceLock<Arc<Session>>,
     /// The mappings are that process's.
@@ -231,6 +236,7 @@ impl Target {
                 left: LeftToTcp::default(),
                 segments: OnceLock::new(),
                 refreshes: AtomicU64::new(0),
+                refreshing: Mutex::default(),
                 session,
                 lost,
             }),
@@ -259,7 +265,7 @@ impl Target {
     }
 
     /// Takes a newer segment of the same engine. Mappings of allocations that are gone close with
-    /// their last batch.
+    /// their last batch. Who asks the peer for it uses [`Target::refresh_with`]: several threads may.
     ///
     /// # Errors
     /// [`Error::BadSegment`] if it contradicts itself or is another engine's,
@@ -280,10 +286,26 @@ impl Target {
         let mut current = inner.table.write().unwrap_or_else(PoisonError::into_inner);
         let differs = *current != table;
         *current = Arc::clone(&table);
-        drop(current);
+        // Before anybody can see the table: who was refused by the one before finds out of this one by
+        // the count.
         inner.refreshes.fetch_add(u64::from(differs), Ordering::AcqRel);
+        drop(current);
         inner.cache.release(inner.keeper, |key| table.lists(key));
         Ok(())
+    }
+
+    /// [`Target::refresh`], of a segment that `fetch` asks the peer for. One at a time, so that no older
+    /// segment replaces a newer one; whoever calls meanwhile waits.
+    ///
+    /// # Errors
+    /// Those of `fetch`, and those of [`Target::refresh`].
+    pub fn refresh_with<E: From<Error>>(
+        &self,
+        fetch: impl FnOnce() -> Result<Segment, E>,
+    ) -> Result<(), E> {
+        self.check_process()?;
+        let _one = self.inner.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(self.refresh(fetch()?)?)
     }
 
     /// From now on a submission that names memory which the peer is not known to have asks there once,
@@ -301,13 +323,15 @@ impl Target {
             return;
         }
         let (peer, ours) = (&inner.name, inner.incarnation);
-        let refreshed = match segments.fetch() {
-            Ok(Segment { incarnation, .. }) if incarnation != ours => {
-                return self.lose(&restarted(incarnation));
+        let refreshed: Result<(), ExportsError> = self.refresh_with(|| {
+            let segment = segments.fetch()?;
+            if segment.incarnation != ours {
+                let reason = restarted(segment.incarnation);
+                self.lose(&reason);
+                return Err(reason.into());
             }
-            Ok(segment) => self.refresh(segment).map_err(Into::into),
-            Err(error) => Err(error),
-        };
+            Ok(segment)
+        });
         match refreshed {
             Ok(()) => tracing::debug!(peer, "refreshed a peer whose memory was not known"),
             Err(error) => tracing::debug!(peer, %error, "cannot refresh a peer"),
@@ -534,26 +558,36 @@ impl Drop for Inner {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+    use std::time::Duration;
+
     use super::*;
     use crate::config::Config;
     use crate::engine::Engine;
     use crate::segment::{NoExports, SegmentRegion};
 
-    #[test]
-    fn whoever_sees_a_newer_segment_knows_that_some_of_it_cannot_be_mapped() {
+    /// A target, and its segments: all of it can be mapped, or nothing.
+    fn opened() -> (Target, impl Fn(bool) -> Segment + Clone + Send + Sync + 'static) {
         let host = kvferry_device::host().expect("always there");
         let vendor = host.info().vendor;
-        let incarnation = Identity::random();
+        let (incarnation, process) = (Identity::random(), Identity::random());
         let key = AllocationKey { device: host.info().uuid, id: 1 };
-        let segment = |mappable| Segment {
+        let segment = move |mappable| Segment {
             incarnation,
-            process: Identity::random(),
+            process,
             pid: 1,
             allocations: vec![SegmentAllocation { key, vendor, base: 4096, len: 4096, mappable }],
             regions: vec![SegmentRegion { addr: 4096, len: 64, allocation: key, segment: None }],
         };
         let engine = Engine::new(Config::default(), vec![host]).expect("an engine");
         let target = engine.open("peer", segment(false), Arc::new(NoExports)).expect("opens");
+        (target, segment)
+    }
+
+    #[test]
+    fn whoever_sees_a_newer_segment_knows_that_some_of_it_cannot_be_mapped() {
+        let (target, segment) = opened();
         for _ in 0..2000 {
             target.refresh(segment(true)).expect("the same engine's");
             std::thread::scope(|scope| {
@@ -567,5 +601,63 @@ mod tests {
                 assert!(!reader.join().expect("no panic"));
             });
         }
+    }
+
+    #[test]
+    fn whoever_sees_a_newer_segment_sees_that_it_is_counted() {
+        let (target, segment) = opened();
+        let over = AtomicBool::new(false);
+        // What can be mapped changes with each refresh, so the count says what there is to be seen.
+        let look = || {
+            while !over.load(Ordering::Relaxed) {
+                let before = target.changes();
+                let is_private = target.table().is_private(0);
+                if target.changes() == before {
+                    assert_eq!(is_private, before.is_multiple_of(2), "{before}");
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            let readers = [(); 3].map(|()| scope.spawn(look));
+            for round in 0..100_000 {
+                target.refresh(segment(round % 2 == 0)).expect("the same engine's");
+            }
+            over.store(true, Ordering::Relaxed);
+            readers.into_iter().for_each(|reader| reader.join().expect("it is counted"));
+        });
+        assert_eq!(target.changes(), 100_000);
+    }
+
+    /// Takes a segment at once, and answers with it when somebody else has another one, or does not
+    /// come for it.
+    #[derive(Debug)]
+    struct Slow {
+        old: Segment,
+        asked: SyncSender<()>,
+        overtaken: Mutex<Receiver<()>>,
+    }
+
+    impl Segments for Slow {
+        fn fetch(&self) -> Result<Segment, ExportsError> {
+            self.asked.send(())?;
+            let overtaken = self.overtaken.lock().expect("no panic");
+            let _ = overtaken.recv_timeout(Duration::from_millis(300));
+            Ok(self.old.clone())
+        }
+    }
+
+    #[test]
+    fn of_two_segments_that_are_asked_for_at_once_the_newer_one_stays() {
+        let (target, segment) = opened();
+        let ((asked, hears), (tells, overtaken)) = (sync_channel(1), sync_channel(1));
+        let (old, overtaken) = (segment(false), Mutex::new(overtaken));
+        target.refresh_from(Arc::new(Slow { old, asked, overtaken }));
+        std::thread::scope(|scope| {
+            scope.spawn(|| target.ask_again());
+            hears.recv().expect("it is asked");
+            target.refresh_with(|| Ok::<_, Error>(segment(true))).expect("the same engine's");
+            let _ = tells.send(());
+        });
+        assert!(!target.table().is_private(0), "the older one replaced it");
     }
 }

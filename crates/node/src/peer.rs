@@ -36,7 +36,7 @@ const PAUSE: Duration = Duration::from_secs(30);
 impl Segments for Published {
     fn fetch(&self) -> Result<Segment, ExportsError> {
         let Self { peer, address, silent } = self;
-        // Held while it is asked, so that of several threads one waits for an answer.
+        // The target asks for one segment at a time, so nobody waits here.
         let mut silent = silent.lock().unwrap_or_else(PoisonError::into_inner);
         if silent.is_some_and(|since| since.elapsed() < PAUSE) {
             return Err("it did not answer moments ago".into());
@@ -103,7 +103,11 @@ impl Peer {
     /// [`NodeError::PeerRestarted`] if another engine answers; the target is then lost, and
     /// opening the name again gives one that works. Otherwise the target stays as it was.
     pub fn refresh(&self) -> Result<(), NodeError> {
-        self.target.check_process()?;
+        self.target.refresh_with(|| self.fetch())
+    }
+
+    /// What it publishes now.
+    fn fetch(&self) -> Result<Segment, NodeError> {
         let peer = self.name();
         let descriptor = handshake::fetch(&self.address)?;
         let expected = self.target.incarnation();
@@ -117,7 +121,7 @@ impl Peer {
                 found,
             });
         };
-        tracing::debug!(peer, regions = extension.regions.len(), "refreshed a peer");
-        Ok(self.target.refresh(describe::segment(peer, &extension))?)
+        tracing::debug!(peer, regions = extension.regions.len(), "fetched a peer's descriptor");
+        Ok(describe::segment(peer, &extension))
     }
 }

@@ -402,6 +402,9 @@ fn a_reader_that_takes_a_byte_now_and_then_ends_its_lane() {
         assert_eq!(there.closed(), None, "{step}");
         assert!(!there.outgoing().is_empty());
         there.sent(1);
+        let mut ping = Vec::new();
+        frame::encode(&mut ping, Kind::Ping, step, |_| {});
+        feed!(there, &ping);
         there.tick(Duration::from_millis(step * 100));
     }
     let what = "too little could be sent";
