@@ -156,16 +156,19 @@ fn impossible_ranges_are_rejected_as_each_version_does() {
 #[test]
 fn a_client_that_still_sends_hears_that_its_write_was_rejected() {
     let side = side(MooncakeLimits::default());
-    let mut stream = side.data_stranger();
     let end = side.buffer.addr() + BYTES;
-    stream.write_all(&header(WireOp::Write, Version::V2, end, 64 << 20)).unwrap();
-    let mut sending = stream.try_clone().unwrap();
-    let sender = std::thread::spawn(move || sending.write_all(&vec![1; 64 << 20]).is_ok());
-    let mut status = [0; 8];
-    stream.read_exact(&mut status).unwrap();
-    assert_eq!(status, Status::AddressRejected.encode());
-    assert_eq!(side.node.rejected(), 1);
-    assert!(sender.join().unwrap(), "what it sent was taken, so nothing was reset");
+    // What no region has, and what no region could have.
+    for (count, (addr, length)) in [(1, (end, 64 << 20)), (2, (u64::MAX - 1, 64 << 20))] {
+        let mut stream = side.data_stranger();
+        stream.write_all(&header(WireOp::Write, Version::V2, addr, length)).unwrap();
+        let mut sending = stream.try_clone().unwrap();
+        let sender = std::thread::spawn(move || sending.write_all(&vec![1; 64 << 20]).is_ok());
+        let mut status = [0; 8];
+        stream.read_exact(&mut status).unwrap();
+        assert_eq!(status, Status::AddressRejected.encode());
+        assert_eq!(side.node.rejected(), count);
+        assert!(sender.join().unwrap(), "what it sent was taken, so nothing was reset");
+    }
 }
 
 /// FAILURES.md B37.

@@ -173,7 +173,7 @@ async fn serve(
     peer: SocketAddr,
 ) {
     let mut connection = Connection::new(stream, super::progress(&local.engine));
-    let (end, last, rejected) = operate(local, idle, limits, &mut connection).await;
+    let (end, rejected) = operate(local, idle, limits, &mut connection).await;
     let node = &local.name;
     match &end {
         End::Said(Closing::Ended) | End::Idle => {
@@ -189,7 +189,7 @@ async fn serve(
             tracing::debug!(node, %peer, reason = %end, "ended a data connection");
         }
     }
-    if let (End::Said(Closing::Rejected { .. }), Some(Version::V2)) = (end, last) {
+    if let End::Said(Closing::Rejected { version: Version::V2, .. }) = end {
         // The client may be sending still, and closing with unread bytes would reset the connection
         // and could take the status back.
         let _ = rustix::net::shutdown(&connection.stream, Shutdown::Write);
@@ -197,17 +197,17 @@ async fn serve(
     }
 }
 
-/// Serves operation after operation. Also says in which version the last one was asked for, and
-/// whether it was rejected and counted as such.
+/// Serves operation after operation. Also says whether the last one was rejected, and is counted as
+/// such.
 async fn operate(
     local: &Local,
     idle: &Idle,
     limits: &MooncakeLimits,
     connection: &mut Connection,
-) -> (End, Option<Version>, bool) {
+) -> (End, bool) {
     let mut server = Server::new();
     let mut memory: Option<Memory> = None;
-    let (mut asked, mut last): (Option<Header>, _) = (None, None);
+    let mut asked: Option<Header> = None;
     // What the client is told is counted before: who hears it may ask for the count.
     let mut rejected = false;
     let count = |done: Header| {
@@ -226,7 +226,6 @@ async fn operate(
             break End::Said(closing);
         }
         if let Some(request) = server.request() {
-            last = Some(request.version);
             asked = Some(request);
             memory = lease(local, request);
             match &memory {
@@ -271,12 +270,14 @@ async fn operate(
             Err(MoveError::Socket(error)) => break End::Broken(error),
         }
     };
-    (end, last, rejected)
+    (end, rejected)
 }
 
 /// Reads until the client closes.
 async fn drain(stream: &TcpStream) {
     while stream.readable().await.is_ok() {
+        // Else nobody looks at the time while bytes keep coming.
+        tokio::task::consume_budget().await;
         // Not kept while it waits: there are many connections.
         match stream.try_read(&mut [0; 16 << 10]) {
             Ok(0) => return,
@@ -291,4 +292,34 @@ async fn drain(stream: &TcpStream) {
 fn lease(local: &Local, Header { addr, length, .. }: Header) -> Option<Memory> {
     let lease = local.engine.lease(addr, length).filter(|lease| lease.len() == length)?;
     Some(Memory::new(Arc::new(lease), 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::pin::pin;
+    use std::task::Poll;
+
+    use tokio::io::AsyncWriteExt;
+    use tokio::task::consume_budget;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_that_never_stops_sending_is_drained_for_no_longer_than_the_time_allows() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (client, server) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let (mut client, (server, _)) = (client.unwrap(), server.unwrap());
+        client.write_all(&[7; 4096]).await.unwrap();
+        server.readable().await.unwrap();
+        let mut drained = pin!(drain(&server));
+        // Once it has done as much as a task may at once, timers have their turn.
+        let is_pending = poll_fn(|context| {
+            while pin!(consume_budget()).poll(context).is_ready() {}
+            Poll::Ready(drained.as_mut().poll(context).is_pending())
+        });
+        assert!(is_pending.await);
+        assert_eq!(server.try_read(&mut [0]).unwrap(), 1, "it went on");
+    }
 }

@@ -56,6 +56,8 @@ pub enum Closing {
         addr: u64,
         /// Bytes.
         length: u64,
+        /// How it was asked for: only in version 2 is the client told.
+        version: Version,
     },
     /// The bytes of a WRITE could not be applied, or those of a READ not be fetched.
     #[error("{length} bytes at {addr:#x} could not be copied")]
@@ -250,7 +252,7 @@ fn answer(status: Status, after: After) -> State {
 }
 
 fn rejection(Header { version, addr, length, .. }: Header) -> State {
-    let closing = Closing::Rejected { addr, length };
+    let closing = Closing::Rejected { addr, length, version };
     match version {
         Version::V1 => State::Closing(closing),
         Version::V2 => answer(Status::AddressRejected, After::Close(closing)),

@@ -139,7 +139,7 @@ fn a_server_answers_the_same_at_every_split_point() {
         host.feed(&bytes[..split], usize::MAX);
         host.feed(&bytes[split..], usize::MAX);
         assert_eq!(host.sent, answers, "split at byte {split}");
-        let rejected = Closing::Rejected { addr: BASE + 62, length: 3 };
+        let rejected = Closing::Rejected { addr: BASE + 62, length: 3, version: Version::V2 };
         assert_eq!(host.server.closing(), Some(rejected), "split at byte {split}");
     }
     let mut host = Host::new();
@@ -164,7 +164,7 @@ fn impossible_extents_are_rejected_without_asking_the_host() {
             }
             assert!(server.is_rejected());
             assert_eq!(server.outgoing(), Outgoing::Nothing);
-            assert_eq!(server.closing(), Some(Closing::Rejected { addr, length }));
+            assert_eq!(server.closing(), Some(Closing::Rejected { addr, length, version }));
         }
     }
 }
