@@ -325,6 +325,8 @@ impl Channel {
             }
             rustix::net::shutdown(&self.stream, rustix::net::Shutdown::Write)?;
             loop {
+                // Else nobody looks at the time while bytes keep coming.
+                tokio::task::consume_budget().await;
                 match self.fill() {
                     Ok(Flow::Blocked) => self.stream.readable().await?,
                     Ok(_) => {}
@@ -369,5 +371,54 @@ impl Move {
     /// Of host memory: bytes that the socket took.
     fn sent(&self) -> u64 {
         self.applied
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::pin::pin;
+    use std::task::Poll;
+
+    use kvferry_wire::Id;
+    use kvferry_wire::batch::{Limits, Nonce, Responder, responder};
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+    use tokio::task::consume_budget;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::pinned::PinnedAccount;
+
+    #[tokio::test]
+    async fn a_peer_that_never_stops_sending_is_heard_for_no_longer_than_parting_takes() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (peer, here) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let (mut peer, (here, _)) = (peer.unwrap(), here.unwrap());
+        peer.write_all(&[7; 4096]).await.unwrap();
+        here.readable().await.unwrap();
+        let config = Config::default();
+        let account = PinnedAccount::new(&config);
+        let staging = Arc::new(Staging::new(&config, &[], &account).unwrap());
+        let mut channel = Channel::new(here, "peer".into(), staging, 1, Arc::default());
+        let settings = responder::Settings {
+            limits: Limits::default(),
+            credits: 1,
+            incarnation: Id([1; 16]),
+            key: None,
+            wants_checksums: false,
+        };
+        let mut machine = Responder::new(settings, Nonce([2; 32]));
+        {
+            let mut parted = pin!(channel.part(&mut machine));
+            // Once it has done as much as a task may at once, timers have their turn.
+            let is_pending = poll_fn(|context| {
+                while pin!(consume_budget()).poll(context).is_ready() {}
+                Poll::Ready(parted.as_mut().poll(context).is_pending())
+            });
+            assert!(is_pending.await);
+        }
+        assert_eq!(channel.fill().unwrap(), Flow::Moved, "it went on");
     }
 }
