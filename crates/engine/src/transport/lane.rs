@@ -21,7 +21,8 @@ use crate::wait::Wait;
 pub(crate) struct DeviceLanes {
     pub(super) device: Arc<dyn Device>,
     loss: Loss,
-    lanes: Mutex<Vec<Weak<Lane>>>,
+    /// Replaced as one, so that whoever asks them holds no lock.
+    lanes: Mutex<Arc<[Weak<Lane>]>>,
     /// When the driver was last asked, by [`milliseconds`].
     asked: AtomicU64,
 }
@@ -36,8 +37,13 @@ impl DeviceLanes {
         self.loss.is_lost()
     }
 
-    fn lanes(&self) -> MutexGuard<'_, Vec<Weak<Lane>>> {
+    fn lanes(&self) -> MutexGuard<'_, Arc<[Weak<Lane>]>> {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, lane: &Arc<Lane>) {
+        let mut lanes = self.lanes();
+        *lanes = lanes.iter().cloned().chain([Arc::downgrade(lane)]).collect();
     }
 }
 
@@ -55,8 +61,8 @@ impl Siblings for DeviceLanes {
             return Ok(());
         }
         self.asked.store(now, Ordering::Relaxed);
-        let lanes: Vec<_> = self.lanes().iter().filter_map(Weak::upgrade).collect();
-        for lane in lanes {
+        let lanes = Arc::clone(&self.lanes());
+        for lane in lanes.iter().filter_map(Weak::upgrade) {
             if let Some(mut queue) = lane.try_lock() {
                 queue.check()?;
             }
@@ -113,7 +119,7 @@ impl Lane {
             queue: Mutex::new(queue),
             completions,
         });
-        of_device.lanes().push(Arc::downgrade(&lane));
+        of_device.add(&lane);
         Ok(lane)
     }
 
