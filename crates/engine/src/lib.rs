@@ -10,6 +10,7 @@ pub mod calibrate;
 mod config;
 mod devices;
 mod ended;
+pub mod endpoint;
 mod engine;
 mod error;
 mod lease;

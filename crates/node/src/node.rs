@@ -2,7 +2,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvferry_engine::{Config, Engine, Identity, Listener, Served};
+use kvferry_engine::{Config, Engine, Identity, Listener, Served, endpoint};
 use kvferry_wire::segment::{Descriptor, Extension};
 
 use crate::address::Address;
@@ -72,7 +72,7 @@ impl Node {
         if given.is_none() && listen.ip().is_unspecified() {
             return Err(NodeError::NameMissing { listen });
         }
-        let listener = socket::listen_tcp(listen).map_err(refused)?;
+        let listener = endpoint::listen(listen).map_err(refused)?;
         let bound = listener.local_addr().map_err(refused)?;
         let data = match serves_mooncake(engine.config()) {
             true => Some(listen_beside(bound).map_err(refused)?),
@@ -292,7 +292,7 @@ const EXPORTS: ServiceOptions =
 /// Listens on another port of the same address, and says which.
 fn listen_beside(mut address: SocketAddr) -> std::io::Result<(TcpListener, u16)> {
     address.set_port(0);
-    let listener = socket::listen_tcp(address)?;
+    let listener = endpoint::listen(address)?;
     let port = listener.local_addr()?.port();
     Ok((listener, port))
 }

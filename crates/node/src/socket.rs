@@ -2,13 +2,13 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, Result};
-use rustix::net::sockopt::{self, Timeout, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -151,32 +151,23 @@ pub(crate) fn shut_down(socket: impl AsFd) {
     let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
 }
 
-/// Connects to the first of the host's addresses that answers.
+/// Connects to the first of the host's addresses that answers. Each has its part of the time, so that
+/// one that says nothing leaves some to those behind it.
 pub(crate) fn connect_tcp(address: &Address, deadline: Instant) -> std::io::Result<OwnedFd> {
+    let found: Vec<_> = (address.host.as_str(), address.port).to_socket_addrs()?.collect();
+    connect_first(&found, deadline).map(Into::into)
+}
+
+fn connect_first(found: &[SocketAddr], deadline: Instant) -> std::io::Result<TcpStream> {
     let mut failure = std::io::Error::new(std::io::ErrorKind::NotFound, "the host has no address");
-    for address in (address.host.as_str(), address.port).to_socket_addrs()? {
-        match connect_one(&address, deadline) {
-            Ok(stream) => return Ok(stream.into()),
+    for (at, address) in found.iter().enumerate() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match connect_one(address, left / (found.len() - at) as u32) {
+            Ok(stream) => return Ok(stream),
             Err(error) => failure = error,
         }
     }
     Err(failure)
-}
-
-/// Listens on an address, without blocking: the port is taken from here on, and `[::]` is every
-/// address of both families, whatever the system's default is.
-pub(crate) fn listen_tcp(address: SocketAddr) -> std::io::Result<TcpListener> {
-    let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-    // A port whose old connections linger is free; one that somebody listens on is not.
-    sockopt::set_socket_reuseaddr(&socket, true)?;
-    if address.ip().is_unspecified() && address.is_ipv6() {
-        sockopt::set_ipv6_v6only(&socket, false)?;
-    }
-    rustix::net::bind(&socket, &address)?;
-    rustix::net::listen(&socket, 1024)?;
-    Ok(socket.into())
 }
 
 /// Connects to an abstract Unix socket of this network namespace.
@@ -221,12 +212,11 @@ fn unix_socket(flags: SocketFlags) -> Result<OwnedFd> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-fn connect_one(address: &SocketAddr, deadline: Instant) -> std::io::Result<TcpStream> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
+fn connect_one(address: &SocketAddr, time: Duration) -> std::io::Result<TcpStream> {
+    if time.is_zero() {
         return Err(std::io::ErrorKind::TimedOut.into());
     }
-    TcpStream::connect_timeout(address, left)
+    TcpStream::connect_timeout(address, time)
 }
 
 /// Repeats `call`, which does not block, until it has an answer. The deadline holds also if the
@@ -253,6 +243,7 @@ fn retry<R>(
 mod tests {
     use super::*;
     use std::io::{Read, Seek, Write};
+    use std::net::TcpListener;
 
     fn pair() -> (OwnedFd, OwnedFd) {
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -311,6 +302,26 @@ mod tests {
         send(&here, b"x", &fds, soon()).unwrap();
         let refused = receive_with_fds(&there, &mut [0; 4], Some(soon())).map(|_| ());
         assert_eq!(refused, Err(Errno::PROTO));
+    }
+
+    #[test]
+    fn an_address_that_says_nothing_leaves_time_to_the_next_one() {
+        // Nobody accepts: once the queue is full the system drops what asks for a connection.
+        let local = SocketAddr::from(([127, 0, 0, 1], 0));
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &local).unwrap();
+        rustix::net::listen(&socket, 0).unwrap();
+        let deaf = TcpListener::from(socket);
+        let silent = deaf.local_addr().unwrap();
+        let mut queue = Vec::new();
+        while let Ok(stream) = connect_one(&silent, Duration::from_millis(200)) {
+            queue.push(stream);
+        }
+        let listener = TcpListener::bind(local).unwrap();
+        let answers = listener.local_addr().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(2);
+        let found = connect_first(&[silent, answers], deadline).unwrap();
+        assert_eq!(found.peer_addr().unwrap(), answers);
     }
 
     #[test]

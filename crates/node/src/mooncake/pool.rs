@@ -3,11 +3,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use kvferry_engine::endpoint;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::connection::Connection;
 use crate::socket::PATIENCE;
@@ -59,9 +59,7 @@ impl Pool {
 
     /// A new one.
     pub(super) async fn connect_new(&self) -> io::Result<Lent> {
-        let connected =
-            timeout(PATIENCE, TcpStream::connect((self.host.as_str(), self.port))).await;
-        let stream = connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        let stream = endpoint::connect((self.host.as_str(), self.port), PATIENCE).await?;
         Ok(Lent { connection: Connection::new(stream, self.progress), used: false })
     }
 

@@ -20,7 +20,7 @@ use super::channel::{Channel, Role, TICK};
 use super::layout::{Grid, Home, Layout, Run};
 use crate::error::{Error, Result};
 use crate::registry::{Pin, Region, Registry};
-use crate::{meters, plan};
+use crate::{endpoint, meters, plan};
 
 /// Lanes that are served at once.
 const LANES: usize = 512;
@@ -105,8 +105,7 @@ impl Listener {
         address: SocketAddr,
     ) -> Result<Self> {
         let refused = |error: std::io::Error| Error::Listen { address, reason: error.to_string() };
-        let listener = std::net::TcpListener::bind(address).map_err(refused)?;
-        listener.set_nonblocking(true).map_err(refused)?;
+        let listener = endpoint::listen(address).map_err(refused)?;
         let bound = listener.local_addr().map_err(refused)?;
         let door = Arc::new(Door {
             lanes: Mutex::new(Table {

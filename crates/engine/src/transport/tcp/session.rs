@@ -4,13 +4,13 @@ mod asker;
 
 use std::collections::VecDeque;
 use std::fmt::{self, Debug};
+use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kvferry_device::MadeBy;
 use kvferry_wire::Id;
 use kvferry_wire::batch::{Closed, Initiator, Nonce, Refusal, Violation, initiator};
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -18,6 +18,7 @@ use self::asker::Asker;
 use super::Shared;
 use super::channel::Channel;
 use super::transfer::{Claim, Job, Owner, Transfer};
+use crate::endpoint;
 use crate::error::{Error, Result};
 use crate::segment::Identity;
 use crate::transport::staging::Staging;
@@ -447,13 +448,13 @@ impl Lane {
     /// One connection, from its beginning to its end.
     async fn connection(&mut self, wake: &Arc<Notify>, failures: &mut usize) -> Loss {
         let tcp = Arc::clone(&self.shared.tcp);
-        let connect = TcpStream::connect(&self.shared.address);
-        let stream = match tokio::time::timeout(tcp.timeout.min(CONNECT), connect).await {
-            Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => {
-                return Loss::Gone(format!("cannot connect to {}: {error}", self.shared.address));
+        let address = &self.shared.address;
+        let stream = match endpoint::connect(address, tcp.timeout.min(CONNECT)).await {
+            Ok(stream) => stream,
+            Err(error) if error.kind() == ErrorKind::TimedOut => {
+                return Loss::Gone(format!("{address} does not answer"));
             }
-            Err(_) => return Loss::Gone(format!("{} does not answer", self.shared.address)),
+            Err(error) => return Loss::Gone(format!("cannot connect to {address}: {error}")),
         };
         let staging: Arc<Staging> = Arc::clone(&tcp.staging);
         let peer = self.shared.peer.clone();
