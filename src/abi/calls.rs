@@ -245,7 +245,8 @@ pub(super) unsafe extern "C" fn free(engine: EngineHandle, address: u64) -> Stat
         let buffer = plugin.buffers().remove(&address);
         let unknown = || Refusal::not_found(format!("{address:#x} was not allocated here"));
         // Freed without the lock: it waits for batches.
-        buffer.ok_or_else(unknown)?.free().map_err(|(buffer, busy)| {
+        buffer.ok_or_else(unknown)?.free().map_err(|it| {
+            let (buffer, busy) = *it;
             plugin.buffers().insert(address, buffer);
             busy.into()
         })

@@ -65,14 +65,17 @@ impl Buffer {
     ///
     /// # Errors
     /// The buffer, and as [`Engine::unregister`]: it is as it was.
-    pub fn free(mut self) -> std::result::Result<(), (Self, Error)> {
-        self.end().map_err(|error| (self, error))
+    pub fn free(mut self) -> std::result::Result<(), Box<(Self, Error)>> {
+        self.end().map_err(|error| Box::new((self, error)))
     }
 
     fn end(&mut self) -> Result<()> {
         match self.engine.unregister(self.addr) {
             // Who unregistered it waited until it was unused.
-            Ok(()) | Err(Error::UnknownRegion { .. }) => Ok(drop(self.memory.take())),
+            Ok(()) | Err(Error::UnknownRegion { .. }) => {
+                self.memory = None;
+                Ok(())
+            }
             Err(error) => Err(error),
         }
     }

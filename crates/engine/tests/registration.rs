@@ -111,7 +111,7 @@ fn memory_is_freed_when_nobody_uses_it_and_not_before() {
         let buffer = engine.allocate(&device, LEN).expect("memory");
         let addr = buffer.addr();
         let lease = engine.lease(addr, 1).expect("registered");
-        let (buffer, busy) = buffer.free().expect_err("it is leased");
+        let (buffer, busy) = *buffer.free().expect_err("it is leased");
         assert!(matches!(busy, Error::RegionBusy { .. }), "{busy:?}");
         assert_eq!(engine.statistics().regions, 1, "it is as it was");
         assert_eq!(control.live(Live::Allocations), before + 1);
