@@ -367,8 +367,9 @@ typedef struct kvferry_api {
     /* Asks that what of a batch has not been moved yet is not, and returns at once. The batch ends
      * by itself, once: as failed with KVFERRY_CANCELLED if some of it was left out, or as completed
      * if it was too late, as it always is for what a GPU's queue has taken. Its memory is quiet when
-     * it has ended, not before. A peer that does not answer is given up after
-     * MC_TCP_STATUS_TIMEOUT_SEC. Of a batch that has ended it changes nothing. */
+     * it has ended, not before. What is to go over TCP and waits for a producer ends at once; a peer that
+     * does not answer is given up after MC_TCP_STATUS_TIMEOUT_SEC. Of a batch that has ended it changes
+     * nothing. */
     kvferry_status (*cancel)(kvferry_batch batch);
 
     /* Tells how long the model's last step on a device (by its index) took. Call it as each step ends
