@@ -182,19 +182,21 @@ fn forms(criterion: &mut Criterion) {
     check_forms(criterion, "1 strided", &[strided(0)]);
     check_forms(criterion, "W06, 24 strided", &(0..24).map(strided).collect::<Vec<_>>());
     check_forms(criterion, "24 columns of one matrix", &(0..24).map(columns).collect::<Vec<_>>());
-    let numbers = |seed| {
-        let mut all: Vec<u32> = (0..32_768).collect();
+    let numbers = |seed, of| {
+        let mut all: Vec<u32> = (0..of).collect();
         all.shuffle(&mut SmallRng::seed_from_u64(seed));
         all.truncate(2048);
         all
     };
-    let (from, to) = (numbers(1), numbers(2));
+    let [from, to, near] =
+        [(1, 32_768), (2, 32_768), (3, 4096)].map(|(seed, of)| numbers(seed, of));
     let runs: Vec<u32> = (0..2048).map(|at| at / 16 * 37 % 2048 * 16 + 15 - at % 16).collect();
     let paged = |to| {
         let end = |addr, numbers| Pages::whole(addr, numbers, 36_864, 36_864 << 15);
         Paged::whole_pages(end(LOCAL, &from), end(REMOTE, to), 61, 36_864)
     };
     check_forms(criterion, "2048 random pages of 61 layers", &[paged(&to)]);
+    check_forms(criterion, "2048 of 4096 pages of 61 layers", &[paged(&near)]);
     check_forms(criterion, "2048 pages of 61 layers, in falling runs of 16", &[paged(&runs)]);
 }
 

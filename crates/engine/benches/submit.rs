@@ -19,6 +19,10 @@ use rand::seq::SliceRandom;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const PIECE: u64 = 64;
+/// Keys and values, of two layers.
+const TENSORS: u64 = 4;
+/// Rows of a page of which a slice of the heads moves a quarter each.
+const ROWS: u32 = 4;
 
 /// A device, and what holds it if it is simulated.
 type Held = (Arc<dyn Device>, Option<Arc<SimControl>>);
@@ -55,8 +59,8 @@ fn of_count(
     count: u32,
 ) {
     let bytes = u64::from(count) * 2 * PIECE;
-    let [from, to] =
-        [(); 2].map(|()| engine.allocate(&engine.devices()[0], bytes).expect("device memory"));
+    let device = &engine.devices()[0];
+    let [from, to] = [(); 2].map(|()| engine.allocate(device, TENSORS * bytes).expect("memory"));
     let target = engine.local().expect("its own memory");
     let shuffled = |seed| {
         let mut pages: Vec<u32> = (0..2 * count).collect();
@@ -74,6 +78,21 @@ fn of_count(
     let ranges: Vec<_> = here.iter().zip(&there).map(range).collect();
     let pages = |addr, numbers| Pages::whole(addr, numbers, PIECE, 0);
     let paged = [Paged::whole_pages(pages(from.addr(), &here), pages(to.addr(), &there), 1, PIECE)];
+    // The first quarter of the heads: packed at the source, between the others at the destination.
+    let slice = |tensor: u64| {
+        let pages = |addr, numbers, page_stride| Pages {
+            addr: addr + tensor * bytes,
+            numbers,
+            page_stride,
+            layer_stride: 2 * bytes,
+            row_stride: page_stride / u64::from(ROWS),
+        };
+        let row_bytes = PIECE / 4 / u64::from(ROWS);
+        let (local, remote) =
+            (pages(from.addr(), &here, PIECE / 4), pages(to.addr(), &there, PIECE));
+        Paged { local, remote, layers: 2, rows: ROWS, row_bytes }
+    };
+    let slices = [slice(0), slice(1)];
     let strided = [Strided {
         local: from.addr(),
         remote: to.addr(),
@@ -83,8 +102,12 @@ fn of_count(
         remote_stride: PIECE,
     }];
     let mut group = criterion.benchmark_group(format!("submit/{name}"));
-    let forms: [(&str, Copies<'_>); 3] =
-        [("ranges", (&ranges).into()), ("paged", (&paged).into()), ("strided", (&strided).into())];
+    let forms: [(&str, Copies<'_>); 4] = [
+        ("ranges", (&ranges).into()),
+        ("paged", (&paged).into()),
+        ("slices", (&slices).into()),
+        ("strided", (&strided).into()),
+    ];
     for (form, copies) in forms {
         group.bench_function(BenchmarkId::new(form, count), |bencher| {
             bencher.iter_custom(|times| {

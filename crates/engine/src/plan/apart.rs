@@ -4,8 +4,8 @@
 
 use multiversion::multiversion;
 
-/// Words of the bitmap of [`Slots`], at most: 64 MiB, of which only what is marked is touched.
-const MOST_WORDS: u64 = 1 << 23;
+/// Slots of [`Slots`], at most: 64 MiB, of which only what is marked is touched.
+const MOST_SPREAD: u64 = 1 << 26;
 
 /// Slots that are marked for one proof, at most: about what comparing all pieces may cost.
 const MOST_SLOTS: u64 = 4 << 20;
@@ -224,11 +224,19 @@ impl<'a> Set<'a> {
     }
 }
 
-/// A bitmap of multiples. All its bits are zero between calls, so that its size costs nothing.
+/// Slots are whole rows, which are cleared at once.
+const LEAST_SLOTS: usize = 64;
+
+/// A byte for each multiple, 1 or 0: unlike a bit it is set without being read. All are zero between
+/// calls, so that their number costs nothing.
 #[derive(Debug, Default)]
 struct Slots {
-    words: Vec<u64>,
+    marks: Vec<u8>,
 }
+
+/// All slots are looked through if they are not more than so many for each that is marked: sixty-four
+/// at a time cost as much as two or three that are found by number.
+const LOOKED_THROUGH: u64 = 32;
 
 impl Slots {
     /// Whether each multiple that is written is in no other set, and once in its own. `false` also
@@ -237,33 +245,33 @@ impl Slots {
         let sets = sets.into_iter();
         let first = sets.clone().map(|set| set.first).min().unwrap_or(0);
         let last = sets.clone().map(|set| set.first + set.span).max().unwrap_or(0);
-        let marks = sets.clone().fold(0u64, |sum, set| sum.saturating_add(set.count()));
-        let words = ((last - first) / 64 + 1).next_power_of_two();
-        if words > MOST_WORDS || marks > MOST_SLOTS {
+        let count = sets.clone().fold(0u64, |sum, set| sum.saturating_add(set.count()));
+        let spread = last - first + 1;
+        if spread > MOST_SPREAD || count > MOST_SLOTS {
             return false;
         }
-        if self.words.len() < words as usize {
+        let slots = (spread.next_power_of_two() as usize).max(LEAST_SLOTS);
+        if self.marks.len() < slots {
             // Not grown: zeroes from the system are not written before they are used.
-            self.words = vec![0; words as usize];
+            self.marks = vec![0; slots];
         }
-        let words = &mut self.words[..words as usize];
+        let marks = &mut self.marks[..slots];
         let written = || sets.clone().filter(|set| set.writes);
-        written().for_each(|set| mark(words, &set, first));
-        let missed = sets.clone().filter(|set| !set.writes).all(|set| miss(words, &set, first));
-        let marked = match words.len() as u64 <= marks {
-            true => take(words),
-            false => written().map(|set| take_of(words, &set, first)).sum(),
+        written().for_each(|set| mark(marks, &set, first));
+        let missed = sets.clone().filter(|set| !set.writes).all(|set| miss(marks, &set, first));
+        let marked = match slots as u64 / LOOKED_THROUGH <= count {
+            true => take(marks),
+            false => written().map(|set| take_of(marks, &set, first)).sum(),
         };
         missed && marked == written().map(|set| set.count()).sum::<u64>()
     }
 }
 
-/// Calls `each` with the word and the bit of every multiple of the set. Neighbours are in different
-/// words: a word that was just written is slow to read again.
+/// Calls `each` with the slot of every multiple of the set, of so many, a power of two.
 #[inline(always)]
-fn for_each_bit(words: usize, set: &Set<'_>, base: u64, mut each: impl FnMut(usize, u32)) {
-    let (mask, shift) = (words as u64 - 1, words.trailing_zeros());
-    let mut at = |slot: u64| each((slot & mask) as usize, (slot >> shift) as u32);
+fn for_each_slot(slots: usize, set: &Set<'_>, base: u64, mut each: impl FnMut(usize)) {
+    // All are less, which the compiler need not know to see that this is inside.
+    let mut at = |slot: u64| each(slot as usize & (slots - 1));
     let first = set.first - base;
     if set.numbers.is_empty() {
         for slot in first..first + set.span + 1 {
@@ -298,36 +306,51 @@ pub(super) fn common_step(numbers: &[u32], lowest: u32) -> u32 {
     step
 }
 
-/// Sets the bits.
-#[multiversion(targets("x86_64+bmi1+bmi2"))]
-fn mark(words: &mut [u64], set: &Set<'_>, base: u64) {
-    for_each_bit(words.len(), set, base, |word, bit| words[word] |= 1 << bit);
+/// Marks the set.
+fn mark(marks: &mut [u8], set: &Set<'_>, base: u64) {
+    let slots = marks.len();
+    if slots > 0 {
+        for_each_slot(slots, set, base, |slot| marks[slot] = 1);
+    }
 }
 
-/// Whether none of the bits is set.
-#[multiversion(targets("x86_64+bmi1+bmi2"))]
-fn miss(words: &mut [u64], set: &Set<'_>, base: u64) -> bool {
+/// Whether nothing of the set is marked.
+fn miss(marks: &[u8], set: &Set<'_>, base: u64) -> bool {
     let mut hits = 0;
-    for_each_bit(words.len(), set, base, |word, bit| hits |= words[word] >> bit);
-    hits & 1 == 0
+    if !marks.is_empty() {
+        for_each_slot(marks.len(), set, base, |slot| hits |= marks[slot]);
+    }
+    hits == 0
 }
 
-/// Clears all bits; how many were set.
-#[multiversion(targets(
-    "x86_64+avx512f+avx512dq+avx512vl+avx512bw+avx512vpopcntdq+popcnt",
-    "x86_64+popcnt"
-))]
-fn take(words: &mut [u64]) -> u64 {
-    words.iter_mut().map(|word| u64::from(std::mem::take(word).count_ones())).sum()
-}
-
-/// Clears the words that hold the bits; how many bits were set in them.
-#[multiversion(targets("x86_64+bmi1+bmi2+popcnt"))]
-fn take_of(words: &mut [u64], set: &Set<'_>, base: u64) -> u64 {
+/// Clears all marks; how many there were.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
+fn take(marks: &mut [u8]) -> u64 {
+    let (rows, _) = marks.as_chunks_mut::<LEAST_SLOTS>();
     let mut taken = 0;
-    for_each_bit(words.len(), set, base, |word, _| {
-        taken += u64::from(std::mem::take(&mut words[word]).count_ones());
-    });
+    // As many rows as a byte counts.
+    for rows in rows.chunks_mut(u8::MAX.into()) {
+        let mut sums = [0u8; LEAST_SLOTS];
+        for row in rows {
+            for (sum, mark) in sums.iter_mut().zip(&*row) {
+                *sum += mark;
+            }
+            *row = [0; LEAST_SLOTS];
+        }
+        taken += sums.iter().map(|&sum| u64::from(sum)).sum::<u64>();
+    }
+    taken
+}
+
+/// Clears the marks of the set; how many there were.
+fn take_of(marks: &mut [u8], set: &Set<'_>, base: u64) -> u64 {
+    let slots = marks.len();
+    let mut taken = 0;
+    if slots > 0 {
+        for_each_slot(slots, set, base, |slot| {
+            taken += u64::from(std::mem::take(&mut marks[slot]));
+        });
+    }
     taken
 }
 
