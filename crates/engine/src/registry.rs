@@ -429,7 +429,7 @@ impl Registry {
         (addr - region.addr < region.len).then(|| Pin::new(region))
     }
 
-    /// Keeps the regions of these windows registered until the pins are dropped.
+    /// Keeps the regions of these windows registered until the pins, which it adds, are dropped.
     ///
     /// # Errors
     /// [`Error::UnknownRegion`] if one was withdrawn since the table was made.
@@ -437,18 +437,20 @@ impl Registry {
         &self,
         table: &Table,
         windows: impl Iterator<Item = usize>,
-    ) -> Result<Vec<Pin>> {
+        pins: &mut Vec<Pin>,
+    ) -> Result<()> {
+        let before = pins.len();
         let regions = windows.flat_map(|window| &table.regions[table.members[window].clone()]);
-        let pins: Vec<_> = regions.map(Pin::new).collect();
+        pins.extend(regions.map(Pin::new));
         // Pinned first and looked up after: whoever withdraws a region after this look sees the
         // pin and waits, whoever did before it is seen here.
         let state = self.state();
-        for Pin(region) in &pins {
+        for Pin(region) in &pins[before..] {
             if !state.by_addr.get(&region.addr).is_some_and(|now| Arc::ptr_eq(now, region)) {
                 return Err(Error::UnknownRegion { addr: region.addr });
             }
         }
-        Ok(pins)
+        Ok(())
     }
 
     pub(crate) fn table(&self) -> Arc<Table> {

@@ -143,7 +143,9 @@ impl Engine {
         let facts = Facts { fallback, ..Facts::new(parts, began, transport) };
         let _range = self.nvtx.as_ref().map(|nvtx| facts.range(nvtx, bytes));
         let told = Told { span: facts.span(parts, bytes), facts, _range };
-        let (submissions, paced) = (pending.into(), paced.into());
+        // An empty list without memory of its own is the rule.
+        let paced = if paced.is_empty() { Arc::default() } else { paced.into() };
+        let submissions = pending.into();
         let pending = AllPending { submissions, paced, transfer, overlap: overlap.map(Arc::new) };
         let id = self.batches.insert_running(pending, failure, bytes, (path, choice), holds, told);
         if let Some(notifier) = self.notifier.get() {

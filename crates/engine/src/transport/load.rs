@@ -1,6 +1,7 @@
 //! What one submission to a queue is made of: pieces, compact copies and large copies of one plan, or
 //! of several by turns.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use kvferry_device::{
@@ -19,22 +20,12 @@ use crate::plan::{Checked, Pieces, Strides, Want};
 /// the warps of a launch, so that all targets are written at any moment.
 const TURN: usize = 64;
 
-fn nothing<'a>() -> Box<dyn CopySource + 'a> {
-    Box::new(SliceSource(&[]))
-}
-
 /// What one submission to a queue is made of.
+#[derive(Default)]
 pub(super) struct Load<'a> {
-    pub(super) pieces: Box<dyn CopySource + 'a>,
-    has_pieces: bool,
-    pub(super) compact: Vec<CompactCopy<'a>>,
-    pub(super) large: Vec<CopyDescriptor>,
-}
-
-impl Default for Load<'_> {
-    fn default() -> Self {
-        Self { pieces: nothing(), has_pieces: false, compact: Vec::new(), large: Vec::new() }
-    }
+    pieces: Option<Box<dyn CopySource + 'a>>,
+    compact: Cow<'a, [CompactCopy<'a>]>,
+    large: Vec<CopyDescriptor>,
 }
 
 impl<'a> Load<'a> {
@@ -47,24 +38,24 @@ impl<'a> Load<'a> {
     ) -> Self {
         let plan = match plan {
             Plan::Forms(plan) => {
-                return Self { compact: plan.copies.clone(), ..Self::default() };
+                return Self { compact: Cow::Borrowed(&plan.copies), ..Self::default() };
             }
             Plan::Ranges(plan) => plan,
         };
         if !strides.runs.is_empty() {
             let rest = Rest { plan, slices: strides.rest.iter(), now: None };
-            let compact = plan.compact(strides).collect();
-            let pieces: Box<dyn CopySource> = match strides.rest.is_empty() {
-                true => nothing(),
-                false => Box::new(rest),
+            let has_rest = !strides.rest.is_empty();
+            return Self {
+                pieces: has_rest.then(|| Box::new(rest) as _),
+                compact: plan.compact(strides).collect(),
+                large: Vec::new(),
             };
-            return Self { pieces, has_pieces: !strides.rest.is_empty(), compact, large: vec![] };
         }
         let Checked { small, large, .. } = plan.checked;
         if !kernel {
             // The queue makes every descriptor a DMA.
             let pieces = Box::new(plan.pieces(Want::All));
-            return Self { pieces, has_pieces: true, ..Self::default() };
+            return Self { pieces: Some(pieces), ..Self::default() };
         }
         // A few small pieces are quicker as DMAs than as a launch.
         let small_by_kernel = small as u64 >= batch_min;
@@ -75,11 +66,8 @@ impl<'a> Load<'a> {
             let filled = plan.pieces(want).fill(&mut large);
             debug_assert_eq!(filled, count);
         }
-        let pieces: Box<dyn CopySource> = match small_by_kernel {
-            true => Box::new(plan.pieces(Want::Small)),
-            false => nothing(),
-        };
-        Self { pieces, has_pieces: small_by_kernel, compact: Vec::new(), large }
+        let pieces = small_by_kernel.then(|| Box::new(plan.pieces(Want::Small)) as _);
+        Self { pieces, large, ..Self::default() }
     }
 
     /// The submissions of several loads. Lists of ranges are interleaved in the launches that they
@@ -94,7 +82,7 @@ impl<'a> Load<'a> {
 
     /// Whether it is the pieces of a list and nothing else.
     pub(super) fn is_pieces(&self) -> bool {
-        self.has_pieces && self.compact.is_empty() && self.large.is_empty()
+        self.pieces.is_some() && self.compact.is_empty() && self.large.is_empty()
     }
 
     /// Submits loads of checked plans, whose memory the caller keeps until the batch ends.
@@ -119,6 +107,11 @@ impl<'a> Load<'a> {
         submitted.path = path.unwrap_or(Path::None);
         let max_grid_blocks = (max_grid_blocks / loads.len().max(1) as u32).max(1);
         for mut load in loads {
+            let mut nothing = SliceSource(&[]);
+            let pieces = match &mut load.pieces {
+                Some(pieces) => &mut **pieces,
+                None => &mut nothing,
+            };
             let mut work = Work {
                 compact: &load.compact,
                 large: &load.large,
@@ -127,7 +120,7 @@ impl<'a> Load<'a> {
                 behind: order.behind,
                 max_grid_blocks,
                 destinations: destinations.as_deref_mut(),
-                ..Work::pieces(&mut *load.pieces)
+                ..Work::pieces(pieces)
             };
             // SAFETY: the caller's contract.
             match unsafe { lane.submit(&mut work, &mut submitted.pending) } {
@@ -147,18 +140,18 @@ impl<'a> Load<'a> {
         if loads.len() == 1 {
             return loads.remove(0);
         }
-        let has_pieces = loads.iter().any(|load| load.has_pieces);
         // One of each by turns, too.
         let longest = loads.iter().map(|load| load.large.len()).max().unwrap_or(0);
         let by_turns = |at| loads.iter().filter_map(move |load| load.large.get(at).copied());
         let large = (0..longest).flat_map(by_turns).collect();
-        let sources = loads.into_iter().map(|load| load.pieces).collect();
-        let pieces = Box::new(Interleaved { sources, turn: 0 });
-        Self { pieces, has_pieces, compact: Vec::new(), large }
+        let sources: Vec<_> = loads.into_iter().filter_map(|load| load.pieces).collect();
+        let has_pieces = !sources.is_empty();
+        let pieces = has_pieces.then(|| Box::new(Interleaved { sources, turn: 0 }) as _);
+        Self { pieces, large, ..Self::default() }
     }
 
     pub(super) fn path(&self, vendor: Vendor, kernel: bool) -> Path {
-        let launched = self.has_pieces || !self.compact.is_empty();
+        let launched = self.pieces.is_some() || !self.compact.is_empty();
         match (vendor, kernel && launched, self.large.is_empty()) {
             (Vendor::Host, ..) => Path::Memcpy,
             (_, true, true) => Path::Kernel,

@@ -81,6 +81,10 @@ impl Submitted {
     }
 
     fn join(&mut self, more: Self) {
+        if self.is_nothing() && self.bytes == 0 && self.failure.is_none() {
+            *self = more;
+            return;
+        }
         self.pending.extend(more.pending);
         self.paced.extend(more.paced);
         self.failure = self.failure.take().or(more.failure);
@@ -188,9 +192,10 @@ impl Peer {
         options: &SubmitOptions<'_>,
         behind: &Behind,
     ) -> Result<Submitted> {
-        let plans = parts.iter().zip(&mut *scratches);
-        let plans = plans.map(|(part, scratches)| self.plan(scratches, registry, part));
-        let plans = plans.collect::<Result<Vec<_>>>()?;
+        let mut plans = Vec::with_capacity(parts.len());
+        for (part, scratches) in parts.iter().zip(&mut *scratches) {
+            plans.push(self.plan(scratches, registry, part)?);
+        }
         self.one_device_for_all(&plans)?;
         let strides: Vec<_> =
             scratches.iter_mut().map(|s| std::mem::take(&mut s.strides)).collect();

@@ -118,9 +118,10 @@ impl Peer {
         let executor = &self.lanes[device].device;
         // Host memory of this process that a GPU copies.
         let in_place = |owner: DeviceUuid| owner == host_uuid() && executor.info().uuid != owner;
-        let mut pins = registry.pin(&local, scratch.local_windows())?;
+        let mut pins = Vec::new();
+        registry.pin(&local, scratch.local_windows(), &mut pins)?;
         if let RemoteWindows::Direct(registry, table) = &remote {
-            pins.extend(registry.pin(table, scratch.remote_windows())?);
+            registry.pin(table, scratch.remote_windows(), &mut pins)?;
         }
         let mut local_relocations = Vec::new();
         let mut remote_relocations = vec![0; remote.windows().len()];

@@ -137,14 +137,19 @@ impl Peer {
 }
 
 fn holds(plans: Vec<Plan<'_>>) -> Holds {
-    let mut holds =
-        Holds { targets: Vec::new(), _locks: Vec::new(), _pins: Vec::new(), _mappings: Vec::new() };
-    for plan in plans {
-        let mut place = plan.into_place();
+    let mut places = plans.into_iter().map(Plan::into_place);
+    let Some(first) = places.next() else { return Holds::default() };
+    let mut holds = Holds {
+        targets: vec![first.target],
+        _locks: first.locks,
+        _pins: first.pins,
+        _mappings: first.mappings,
+    };
+    for place in places {
         holds.targets.push(place.target);
-        holds._locks.append(&mut place.locks);
-        holds._pins.append(&mut place.pins);
-        holds._mappings.append(&mut place.mappings);
+        holds._locks.extend(place.locks);
+        holds._pins.extend(place.pins);
+        holds._mappings.extend(place.mappings);
     }
     holds
 }

@@ -104,7 +104,7 @@ impl Tcp {
             let requests = self.requests(part, &checked, &order)?;
             summary.holds.targets.push(part.target.clone());
             let Checked { local, scratch, bytes, .. } = checked;
-            summary.holds._pins.extend(registry.pin(&local, scratch.local_windows())?);
+            registry.pin(&local, scratch.local_windows(), &mut summary.holds._pins)?;
             self.scratches().push(scratch);
             let session = Arc::clone(session);
             planned.push(PlannedPart { session, order, bytes, requests });
