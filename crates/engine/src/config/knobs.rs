@@ -48,7 +48,7 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "MC_KVFERRY_STREAMS",
-        default: "4",
+        default: "3",
         accepts: "1 to 64",
         about: "streams per device that copies are spread over",
     },
