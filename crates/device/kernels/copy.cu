@@ -274,10 +274,19 @@ struct Claims {
 #define COMPACT_DESCRIPTORS 32
 #define COMPACT_FEW_DESCRIPTORS 4
 
+// The host's `EndWord`, field for field: what says that a launch is over, if `address` is not 0.
+struct EndWord {
+    u64 address;   // a u32 in pinned memory, which becomes `value`
+    u64 arrivals;  // a u32 in device memory, 0 before and after: the blocks that are done
+    u32 value;
+    u32 unused;
+};
+
 template <typename Descriptor, u32 ROOM>
 struct Parameters {
     Descriptor list[ROOM];
     u64 count;
+    EndWord end;
 };
 
 typedef Parameters<CopyDescriptor, INLINE_DESCRIPTORS> InlineList;
@@ -288,6 +297,7 @@ typedef Parameters<CompactDescriptor, COMPACT_FEW_DESCRIPTORS> CompactFewList;
 static_assert(sizeof(CopyDescriptor) == 24, "the host writes 24-byte descriptors");
 static_assert(sizeof(CompactDescriptor) == 120, "the host writes 120-byte compact descriptors");
 static_assert(sizeof(Claims) == 40, "the host passes 40 bytes");
+static_assert(sizeof(EndWord) == 24, "the host passes 24 bytes");
 static_assert(sizeof(InlineList) <= 4096 && sizeof(CompactList) <= 4096, "a kernel's parameters");
 static_assert(sizeof(Word) == 16, "the ladder counts in words of 16 bytes");
 
@@ -643,6 +653,30 @@ kvferry_copy_claimed(const CopyDescriptor* descriptors, u32 count, const PARAMET
     copy_list(descriptors, count, warp, warps, threadIdx.x % LANES, LANES);
 }
 
+// Stores the word when all blocks have come here, and all bytes of theirs are visible everywhere. On
+// AMD a fence for the whole system writes a cache back, which each block would pay: the host stores
+// the word there, behind the launch.
+DEVICE void tell_end(const EndWord& end) {
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+    if (end.address == 0) return;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    // One fence is enough for the block: it comes behind the barrier, and so behind all its stores.
+    __threadfence_system();
+    u32 arrived;
+    // Begins at 0 again behind the last one.
+    asm volatile("atom.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(arrived)
+                 : "l"(end.arrivals), "r"(gridDim.x - 1)
+                 : "memory");
+    if (arrived != gridDim.x - 1) return;
+    __threadfence_system();
+    asm volatile("st.volatile.global.u32 [%0], %1;" : : "l"(end.address), "r"(end.value) : "memory");
+#else
+    (void)end;
+#endif
+}
+
 // Parameters that are indexed with a variable stay where they are only if the kernel promises not
 // to write them.
 template <typename List>
@@ -652,6 +686,7 @@ DEVICE void copy_inline(const List& parameters) {
     for (u32 index = warp; index < parameters.count; index += warps) {
         copy_range(parameters.list[index], threadIdx.x % LANES, LANES);
     }
+    tell_end(parameters.end);
 }
 
 template <typename List>
@@ -660,6 +695,7 @@ DEVICE void copy_compact(const List& parameters) {
     u32 warps = gridDim.x * WARPS_PER_BLOCK;
     copy_compact(parameters.list, static_cast<u32>(parameters.count), warp, warps,
                  threadIdx.x % LANES, LANES);
+    tell_end(parameters.end);
 }
 
 ENTRY

@@ -106,6 +106,11 @@ impl<'a> CompactCopy<'a> {
         u64::from(self.rows) * u64::from(self.layers) * u64::from(self.pages)
     }
 
+    /// Whether it moves nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count() == 0 || self.len == 0
+    }
+
     /// The copies, one by one, rows that touch at both ends in one.
     pub fn pieces(&self) -> impl Iterator<Item = CopyDescriptor> + use<'a> {
         let copy = if self.len == 0 { Self::default() } else { self.normal() };

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use crate::compact::{CompactDescriptor, Rows};
 use crate::device::{Allocation, DeviceInfo, DeviceUuid, Export};
 use crate::error::Result;
-use crate::kernel::{Claims, Entry};
+use crate::kernel::{Claims, EndWord, Entry};
 use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
 
 /// Page-locked host memory that the device reads and writes in place.
@@ -34,6 +34,9 @@ pub(crate) trait Driver: Debug + Send + Sync + Sized + 'static {
     type Stream: Copy + Debug + Send;
     /// A marker in a stream.
     type Event: Copy + Debug + Send + 'static;
+    /// Whether `launch_inline` and `launch_compact` store the word that they are given. Else they are
+    /// given none, and [`Driver::store`] does it.
+    const LAUNCHES_STORE_WORDS: bool;
 
     fn info(&self) -> &DeviceInfo;
     /// Whether this device can read and write the memory of another one of this process.
@@ -135,27 +138,31 @@ pub(crate) trait Driver: Debug + Send + Sync + Sized + 'static {
     /// As `copy`, of the destination.
     unsafe fn clear(&self, stream: Self::Stream, addr: u64, bytes: u64) -> Result<()>;
     /// As `launch`, with 1 to [`INLINE_DESCRIPTORS`](crate::kernel::INLINE_DESCRIPTORS) descriptors
-    /// that are copied before it returns.
+    /// that are copied before it returns. If `end` is there, it is stored once all bytes of the launch
+    /// are visible everywhere.
     ///
     /// # Safety
-    /// As `copy`.
+    /// As `copy`; the word and the count of arrivals live until the word is stored, and no other launch
+    /// uses that count before.
     unsafe fn launch_inline(
         &self,
         stream: Self::Stream,
         descriptors: &[CopyDescriptor],
         blocks: u32,
+        end: Option<EndWord>,
     ) -> Result<()>;
     /// As `launch_inline`, with 1 to
     /// [`COMPACT_DESCRIPTORS`](crate::kernel::COMPACT_DESCRIPTORS) compact descriptors.
     ///
     /// # Safety
-    /// As `copy`, for every copy that the descriptors stand for; their page lists stay as they are
-    /// until then, too.
+    /// As `launch_inline`, for every copy that the descriptors stand for; their page lists stay as they
+    /// are until then, too.
     unsafe fn launch_compact(
         &self,
         stream: Self::Stream,
         descriptors: &[CompactDescriptor],
         blocks: u32,
+        end: Option<EndWord>,
     ) -> Result<()>;
 
     /// Copies host bytes to the device on `stream` and waits.

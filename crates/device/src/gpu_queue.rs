@@ -1,9 +1,10 @@
 //! A queue over any [`Driver`]: descriptor ring, event pool, launches and completion.
 //!
 //! Three things say that work is over. The *word* of a submission, in pinned memory, is stored by
-//! the device at its end: completion is read without a call. The *end event* is what a consumer's
-//! stream waits for and what tells a lost device from a slow one; it is recorded when somebody asks
-//! for it, or when other work is about to follow on the stream, which for most submissions is never.
+//! the device at its end, by its only launch where that can be: completion is read without a call.
+//! The *end event* is what a consumer's stream waits for and what tells a lost device from a slow one;
+//! it is recorded when somebody asks for it, or when other work is about to follow on the stream,
+//! which for most submissions is never.
 //! A *slot event* behind each launch but the last frees its ring slot early, when a submission needs
 //! more than there are.
 //!
@@ -27,7 +28,7 @@ use crate::compact::CompactDescriptor;
 use crate::driver::{Driver, Pinned};
 use crate::error::{Error, Left, Result, SubmitError};
 use crate::gpu::GpuDevice;
-use crate::kernel::{COMPACT_DESCRIPTORS, Entry, INLINE_DESCRIPTORS, grid};
+use crate::kernel::{COMPACT_DESCRIPTORS, EndWord, Entry, INLINE_DESCRIPTORS, grid};
 use crate::loss::Loss;
 use crate::queue::{
     Completions, Consumer, CopyDescriptor, Fence, Producer, Queue, QueueOptions, Ticket, Work,
@@ -118,6 +119,10 @@ struct Open<D: Driver> {
     max_grid_blocks: u32,
     /// Whether destinations overlap is found out on the way.
     claiming: Option<Claiming>,
+    /// For the last launch, if nothing else runs beside or behind it.
+    end: Option<EndWord>,
+    /// That launch stores the word.
+    ends: bool,
 }
 
 #[derive(Debug)]
@@ -221,6 +226,12 @@ impl<D: Driver> GpuQueue<D> {
     fn blocks(&self, open: &Open<D>, entry: Entry, units: u32) -> u32 {
         let most = self.grids[entry as usize].min(open.max_grid_blocks);
         grid(units, self.device.driver.warp_lanes(), most)
+    }
+
+    /// The word for the last launch, whose stream `use_stream` gave, if all of the submission is there.
+    fn end_for(&self, open: &Open<D>) -> Option<EndWord> {
+        let alone = open.gate.is_some() || open.streams.is_power_of_two();
+        open.end.filter(|_| alone && open.claiming.is_none())
     }
 
     /// The stream for the next launch or copy.
@@ -379,12 +390,14 @@ impl<D: Driver> GpuQueue<D> {
         }
         // The table is cleared behind the end.
         let end = if open.claiming.is_some() { Some(self.record(stream)?) } else { None };
-        // SAFETY: the word lies in memory that is freed after the last submission is done, or never.
-        let stored =
-            unsafe { self.device.driver.store(stream, self.words.address(ticket), ticket.value) };
-        if let Err(error) = stored {
-            self.idle_events.extend(end);
-            return Err(error);
+        if !open.ends {
+            let word = self.words.address(ticket);
+            // SAFETY: the word lies in memory that is freed after the last submission is done, or never.
+            let stored = unsafe { self.device.driver.store(stream, word, ticket.value) };
+            if let Err(error) = stored {
+                self.idle_events.extend(end);
+                return Err(error);
+            }
         }
         if let Some(slot) = open.slot.take() {
             self.put_in_use(open, SlotInUse { slot, event: None, other: None });
@@ -451,6 +464,8 @@ impl<D: Driver> Queue for GpuQueue<D> {
             reader: None,
             max_grid_blocks: work.max_grid_blocks.max(1),
             claiming: None,
+            end: None,
+            ends: false,
         };
         self.reap();
         let waits = work.after.is_some() || !work.behind.is_empty();
@@ -471,6 +486,9 @@ impl<D: Driver> Queue for GpuQueue<D> {
                     return Err(self.fail(open, ticket, error));
                 }
             }
+        }
+        if work.large.is_empty() && work.last.is_empty() && work.staged.is_none() {
+            open.end = self.words.for_launch(ticket);
         }
         // SAFETY: the caller's contract; the scope is entered.
         let enqueued = unsafe { self.enqueue(&mut open, work) };
@@ -552,6 +570,8 @@ impl<D: Driver> Drop for GpuQueue<D> {
             reader: None,
             max_grid_blocks: 1,
             claiming: None,
+            end: None,
+            ends: false,
         };
         let ended =
             |queue: &Self, _: &Open<D>| queue.in_flight.is_empty() && queue.gated.is_empty();

@@ -14,7 +14,7 @@ use crate::device::{Allocation, Capabilities, Device, DeviceInfo, DeviceUuid, Ex
 use crate::driver::{Driver, Pinned};
 use crate::error::{Error, Result};
 use crate::gpu::GpuDevice;
-use crate::kernel::{Claims, Entry};
+use crate::kernel::{Claims, EndWord, Entry};
 use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
 use crate::software::{Executor, SharedMemory, map, unmap};
 
@@ -100,6 +100,7 @@ impl Driver for HostDriver {
     type Scope<'a> = ();
     type Stream = usize;
     type Event = usize;
+    const LAUNCHES_STORE_WORDS: bool = false;
 
     fn info(&self) -> &DeviceInfo {
         &self.info
@@ -277,6 +278,7 @@ impl Driver for HostDriver {
         stream: usize,
         descriptors: &[CopyDescriptor],
         _blocks: u32,
+        _end: Option<EndWord>,
     ) -> Result<()> {
         // SAFETY: the caller's contract.
         unsafe { self.executor.launch_inline(stream, descriptors) };
@@ -288,6 +290,7 @@ impl Driver for HostDriver {
         stream: usize,
         descriptors: &[CompactDescriptor],
         _blocks: u32,
+        _end: Option<EndWord>,
     ) -> Result<()> {
         // SAFETY: the caller's contract.
         unsafe { self.executor.launch_compact(stream, descriptors) };

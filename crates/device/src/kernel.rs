@@ -93,19 +93,41 @@ pub(crate) struct Claims {
 
 const _: () = assert!(size_of::<Claims>() == 40, "kernels/copy.cu reads 40 bytes");
 
+/// What says that a launch with its list in its parameters is over, as `kernels/copy.cu` reads it.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct EndWord {
+    /// A u32 in pinned memory, which becomes `value` when all bytes of the launch are visible; 0: none.
+    pub(crate) address: u64,
+    /// A u32 in device memory, 0 before the launch and when the word is stored.
+    pub(crate) arrivals: u64,
+    pub(crate) value: u32,
+    unused: u32,
+}
+
+impl EndWord {
+    pub(crate) fn new(address: u64, arrivals: u64, value: u32) -> Self {
+        Self { address, arrivals, value, unused: 0 }
+    }
+}
+
+const _: () = assert!(size_of::<EndWord>() == 24, "kernels/copy.cu reads 24 bytes");
+
 /// The parameters of the entries with lists in them.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct Parameters<T, const N: usize> {
     list: [T; N],
     count: u64,
+    end: EndWord,
 }
 
 impl<T: Copy + Default, const N: usize> Parameters<T, N> {
     /// Of the first `N` of a list.
-    fn new(list: &[T]) -> Self {
+    fn new(list: &[T], end: Option<EndWord>) -> Self {
         let count = list.len().min(N);
-        let mut parameters = Self { list: [T::default(); N], count: count as u64 };
+        let end = end.unwrap_or_default();
+        let mut parameters = Self { list: [T::default(); N], count: count as u64, end };
         parameters.list[..count].copy_from_slice(&list[..count]);
         parameters
     }
@@ -114,26 +136,28 @@ impl<T: Copy + Default, const N: usize> Parameters<T, N> {
 /// Hands the descriptors' entry and its one parameter to `launch`, which copies it.
 pub(crate) fn with_inline<R>(
     descriptors: &[CopyDescriptor],
+    end: Option<EndWord>,
     launch: impl FnOnce(Entry, *mut c_void) -> R,
 ) -> R {
     if descriptors.len() <= INLINE_FEW_DESCRIPTORS {
-        let mut few = Parameters::<_, INLINE_FEW_DESCRIPTORS>::new(descriptors);
+        let mut few = Parameters::<_, INLINE_FEW_DESCRIPTORS>::new(descriptors, end);
         return launch(Entry::InlineFew, (&raw mut few).cast());
     }
-    let mut many = Parameters::<_, INLINE_DESCRIPTORS>::new(descriptors);
+    let mut many = Parameters::<_, INLINE_DESCRIPTORS>::new(descriptors, end);
     launch(Entry::Inline, (&raw mut many).cast())
 }
 
 /// As [`with_inline`], for compact descriptors.
 pub(crate) fn with_compact<R>(
     descriptors: &[CompactDescriptor],
+    end: Option<EndWord>,
     launch: impl FnOnce(Entry, *mut c_void) -> R,
 ) -> R {
     if descriptors.len() <= COMPACT_FEW_DESCRIPTORS {
-        let mut few = Parameters::<_, COMPACT_FEW_DESCRIPTORS>::new(descriptors);
+        let mut few = Parameters::<_, COMPACT_FEW_DESCRIPTORS>::new(descriptors, end);
         return launch(Entry::CompactFew, (&raw mut few).cast());
     }
-    let mut many = Parameters::<_, COMPACT_DESCRIPTORS>::new(descriptors);
+    let mut many = Parameters::<_, COMPACT_DESCRIPTORS>::new(descriptors, end);
     launch(Entry::Compact, (&raw mut many).cast())
 }
 

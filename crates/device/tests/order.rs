@@ -267,3 +267,51 @@ fn submissions_that_wait_leave_half_of_the_words_to_those_that_do_not() {
         queue.check().expect("works");
     }
 }
+
+/// A launch that is all of a submission says itself that it is over, which saves a call. What is beside
+/// or behind it on another stream is not forgotten.
+#[test]
+fn a_launch_stores_the_word_of_a_submission_that_it_is_all_of() {
+    let (device, control) = sim(&SimOptions::default()).expect("always there");
+    let memory = Arc::clone(&device).allocate(1 << 20).expect("memory");
+    let (src, dst) = (memory.addr(), memory.addr() + (1 << 19));
+    let mut queue = Arc::clone(&device).queue(&QueueOptions::default()).expect("a queue");
+    let completions = queue.completions();
+    let copy = |at: u64| CopyDescriptor { src: src + at * 16, dst: dst + at * 16, len: 16 };
+    let few: Vec<_> = (0..16).map(copy).collect();
+    let many: Vec<_> = (0..1000).map(copy).collect();
+    let end = |addr| CompactEnd { addr, row_stride: 32, ..CompactEnd::default() };
+    let one = CompactCopy { src: end(src), dst: end(dst), len: 16, rows: 8, layers: 1, pages: 1 };
+    let forms = vec![one; 100];
+    let held = control.stream();
+    // SAFETY: the stream lives longer than the submissions.
+    let after = Some(unsafe { Producer::stream(held.handle()) });
+    let none = || (&few[..0], &forms[..0], &few[..0], &few[..0]);
+    for (what, (pieces, compact, large, last), after, stores) in [
+        ("a few pieces", (&few[..], none().1, none().2, none().3), None, 0),
+        ("a form", (none().0, &forms[..1], none().2, none().3), None, 0),
+        ("a form behind a producer", (none().0, &forms[..1], none().2, none().3), after, 0),
+        ("many pieces", (&many[..], none().1, none().2, none().3), None, 1),
+        ("more forms than one launch takes", (none().0, &forms[..], none().2, none().3), None, 1),
+        ("pieces and a form", (&few[..], &forms[..1], none().2, none().3), None, 1),
+        ("a form and a large copy", (none().0, &forms[..1], &few[..1], none().3), None, 1),
+        ("a form and a copy behind it", (none().0, &forms[..1], none().2, &few[..1]), None, 1),
+        ("a large copy", (none().0, none().1, &few[..1], none().3), None, 1),
+    ] {
+        let before = control.calls("store");
+        control.hold();
+        let mut pieces = SliceSource(pieces);
+        let mut work = Work { compact, large, last, after, ..Work::pieces(&mut pieces) };
+        // SAFETY: the memory lives longer than the queue.
+        let ticket = unsafe { queue.submit(&mut work) }.expect("works");
+        assert_eq!(control.calls("store") - before, stores, "{what}");
+        assert!(!completions.done(ticket), "{what}: nothing has run");
+        control.release();
+        let start = Instant::now();
+        while !completions.done(ticket) {
+            assert!(start.elapsed() < Duration::from_secs(30), "{what}: it does not end");
+            queue.check().expect("works");
+            std::thread::yield_now();
+        }
+    }
+}

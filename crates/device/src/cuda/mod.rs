@@ -43,7 +43,7 @@ use crate::driver::{Driver, Pinned};
 use crate::error::{Error, Result};
 use crate::exports::Openings;
 use crate::gpu::GpuDevice;
-use crate::kernel::{self, BLOCK_THREADS, Claims, Entry};
+use crate::kernel::{self, BLOCK_THREADS, Claims, EndWord, Entry};
 use crate::page_lock::LockedFile;
 use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
 
@@ -208,6 +208,7 @@ impl Driver for CudaDriver {
     type Scope<'a> = Scope<'a>;
     type Stream = Stream;
     type Event = Event;
+    const LAUNCHES_STORE_WORDS: bool = true;
 
     fn info(&self) -> &DeviceInfo {
         &self.info
@@ -490,9 +491,10 @@ impl Driver for CudaDriver {
         stream: Stream,
         descriptors: &[CopyDescriptor],
         blocks: u32,
+        end: Option<EndWord>,
     ) -> Result<()> {
         // SAFETY: the entry takes that one parameter; the rest is the caller's contract.
-        kernel::with_inline(descriptors, |entry, parameter| unsafe {
+        kernel::with_inline(descriptors, end, |entry, parameter| unsafe {
             self.launch_entry(stream, entry, blocks, &mut [parameter])
         })
     }
@@ -502,9 +504,10 @@ impl Driver for CudaDriver {
         stream: Stream,
         descriptors: &[CompactDescriptor],
         blocks: u32,
+        end: Option<EndWord>,
     ) -> Result<()> {
         // SAFETY: the entry takes that one parameter; the rest is the caller's contract.
-        kernel::with_compact(descriptors, |entry, parameter| unsafe {
+        kernel::with_compact(descriptors, end, |entry, parameter| unsafe {
             self.launch_entry(stream, entry, blocks, &mut [parameter])
         })
     }

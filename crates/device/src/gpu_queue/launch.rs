@@ -22,8 +22,9 @@ impl<D: Driver> GpuQueue<D> {
         if work.kernel && self.kernel() {
             let destinations = work.destinations.as_deref_mut();
             open.claiming = destinations.and_then(|it| self.begin_claims(it, open.max_grid_blocks));
+            let is_last = work.compact.iter().all(CompactCopy::is_empty);
             // SAFETY: the caller's contract.
-            unsafe { self.launch_pieces(open, work.pieces) }?;
+            unsafe { self.launch_pieces(open, work.pieces, is_last) }?;
             // SAFETY: the caller's contract.
             unsafe { self.launch_compact(open, work.compact) }?;
         } else {
@@ -56,10 +57,11 @@ impl<D: Driver> GpuQueue<D> {
         &mut self,
         open: &mut Open<D>,
         pieces: &mut dyn CopySource,
+        is_last: bool,
     ) -> Result<()> {
         let mut few = std::mem::take(&mut self.few_list);
         // SAFETY: the caller's contract.
-        let launched = unsafe { self.launch_pieces_after(open, pieces, &mut few) };
+        let launched = unsafe { self.launch_pieces_after(open, pieces, &mut few, is_last) };
         self.few_list = few;
         launched
     }
@@ -74,6 +76,7 @@ impl<D: Driver> GpuQueue<D> {
         open: &mut Open<D>,
         pieces: &mut dyn CopySource,
         few: &mut [CopyDescriptor],
+        is_last: bool,
     ) -> Result<()> {
         let few_at_most = few.len().min(self.options.slot_descriptors);
         let mut count = fill(pieces, &mut few[..few_at_most]);
@@ -84,8 +87,11 @@ impl<D: Driver> GpuQueue<D> {
         if count <= INLINE_DESCRIPTORS && count < few_at_most && !claims {
             let blocks = self.blocks(open, Entry::Inline, count as u32);
             let stream = self.use_stream(open)?;
-            // SAFETY: the caller's contract.
-            return unsafe { self.device.driver.launch_inline(stream, &few[..count], blocks) };
+            let end = self.end_for(open).filter(|_| is_last);
+            // SAFETY: the caller's contract; the word is this submission's, and so is its count.
+            unsafe { self.device.driver.launch_inline(stream, &few[..count], blocks, end) }?;
+            open.ends = end.is_some();
+            return Ok(());
         }
         // The first launch is short, so that the device works while the rest is packed.
         let mut room =
@@ -131,7 +137,7 @@ impl<D: Driver> GpuQueue<D> {
         let mut list = std::mem::take(&mut self.compact_list);
         let mut launch = CompactLaunch::new(&mut list);
         let mut started = Ok(());
-        for copy in copies.iter().filter(|copy| copy.count() > 0 && copy.len > 0) {
+        for copy in copies.iter().filter(|copy| !copy.is_empty()) {
             // SAFETY: the caller's contract.
             started = unsafe { self.place_compact(open, &mut launch, copy.normal()) };
             if started.is_err() {
@@ -139,7 +145,7 @@ impl<D: Driver> GpuQueue<D> {
             }
         }
         // SAFETY: the caller's contract.
-        let started = started.and_then(|()| unsafe { self.start_compact(open, &mut launch) });
+        let started = started.and_then(|()| unsafe { self.start_compact(open, &mut launch, true) });
         list.clear();
         self.compact_list = list;
         started
@@ -174,7 +180,7 @@ impl<D: Driver> GpuQueue<D> {
             || launch.list_bytes + list_bytes > slot_bytes;
         if full {
             // SAFETY: the caller's contract.
-            unsafe { self.start_compact(open, launch) }?;
+            unsafe { self.start_compact(open, launch, false) }?;
         }
         if list_bytes > 0 && launch.list_bytes == 0 {
             self.take_slot(open)?;
@@ -221,15 +227,19 @@ impl<D: Driver> GpuQueue<D> {
         &mut self,
         open: &mut Open<D>,
         launch: &mut CompactLaunch<'_, '_>,
+        is_last: bool,
     ) -> Result<()> {
         if launch.list.is_empty() {
             return Ok(());
         }
         let blocks = self.blocks(open, Entry::Compact, launch.units());
         let stream = self.use_stream(open)?;
+        let end = self.end_for(open).filter(|_| is_last);
         // SAFETY: the caller's contract; the slot with the page lists stays as it is until its
-        // event fires or the submission is done, because only then it becomes free.
-        unsafe { self.device.driver.launch_compact(stream, launch.list, blocks) }?;
+        // event fires or the submission is done, because only then it becomes free. The word is this
+        // submission's, and so is its count.
+        unsafe { self.device.driver.launch_compact(stream, launch.list, blocks, end) }?;
+        open.ends = end.is_some();
         launch.list.clear();
         if launch.list_bytes > 0 {
             launch.list_bytes = 0;

@@ -88,7 +88,7 @@ impl<D: Driver> GpuQueue<D> {
             let mut few = [CopyDescriptor::default(); INLINE_DESCRIPTORS];
             few[..count].copy_from_slice(&self.slot(slot)[in_slot]);
             // SAFETY: the caller's contract.
-            unsafe { self.device.driver.launch_inline(stream, &few[..count], blocks) }?;
+            unsafe { self.device.driver.launch_inline(stream, &few[..count], blocks, None) }?;
             return Ok(0);
         }
         let blocks = self.blocks(open, Entry::Ring, count as u32);

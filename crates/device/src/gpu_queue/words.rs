@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::MAX_IN_FLIGHT;
+use crate::device::{Device, Memory};
 use crate::driver::{Driver, Pinned};
 use crate::error::Result;
 use crate::gpu::GpuDevice;
+use crate::kernel::EndWord;
 use crate::queue::{Completions, Ticket};
 
 /// The completion words. The queue and whoever polls hold them together.
@@ -14,6 +16,8 @@ use crate::queue::{Completions, Ticket};
 pub(super) struct Words<D: Driver> {
     device: Arc<GpuDevice<D>>,
     pub(super) memory: Pinned,
+    /// A u32 of device memory for each word, if launches store words.
+    arrivals: Option<Memory>,
 }
 
 // SAFETY: the memory is only read, as atomics; the device and the numbers are Sync themselves.
@@ -25,12 +29,27 @@ impl<D: Driver> Words<D> {
         let memory = device.driver.allocate_pinned(bytes as u64)?;
         // SAFETY: the memory is `bytes` long, ours alone, and no device uses it yet.
         unsafe { memory.host.write_bytes(0, bytes) };
-        Ok(Arc::new(Self { device: Arc::clone(device), memory }))
+        // From here on `Drop` cleans up what a failure leaves.
+        let mut words = Self { device: Arc::clone(device), memory, arrivals: None };
+        if D::LAUNCHES_STORE_WORDS {
+            let arrivals = Arc::clone(device).allocate(bytes as u64)?;
+            // SAFETY: likewise.
+            unsafe { device.write(arrivals.addr(), &vec![0; bytes]) }?;
+            words.arrivals = Some(arrivals);
+        }
+        Ok(Arc::new(words))
     }
 
     /// Where the device stores a word.
     pub(super) fn address(&self, ticket: Ticket) -> u64 {
         self.memory.device + u64::from(ticket.word) * size_of::<u32>() as u64
+    }
+
+    /// The word for a launch that stores it.
+    pub(super) fn for_launch(&self, ticket: Ticket) -> Option<EndWord> {
+        let arrivals =
+            self.arrivals.as_ref()?.addr() + u64::from(ticket.word) * size_of::<u32>() as u64;
+        Some(EndWord::new(self.address(ticket), arrivals, ticket.value))
     }
 }
 

@@ -13,7 +13,7 @@ use crate::device::{Allocation, DeviceInfo, DeviceUuid, Export};
 use crate::driver::{Driver, Pinned};
 use crate::error::{Error, Result};
 use crate::host::{self, system_error, whole_pages};
-use crate::kernel::{Claims, Entry};
+use crate::kernel::{Claims, EndWord, Entry};
 use crate::queue::{Consumer, CopyDescriptor, ProducerHandle};
 use crate::software::{SharedMemory, expand, map, mirror, unmap};
 
@@ -151,6 +151,7 @@ impl Driver for SimDriver {
     type Scope<'a> = SimScope;
     type Stream = usize;
     type Event = usize;
+    const LAUNCHES_STORE_WORDS: bool = true;
 
     fn info(&self) -> &DeviceInfo {
         &self.info
@@ -446,6 +447,7 @@ impl Driver for SimDriver {
         stream: usize,
         descriptors: &[CopyDescriptor],
         blocks: u32,
+        end: Option<EndWord>,
     ) -> Result<()> {
         self.call("launch_inline")?;
         self.check_launch(descriptors.len(), blocks)?;
@@ -453,6 +455,10 @@ impl Driver for SimDriver {
         self.control.works(stream, descriptors.len() as u64, blocks);
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.launch_inline(stream, descriptors) };
+        if let Some(end) = end {
+            // SAFETY: the caller's contract.
+            unsafe { self.control.executor.store(stream, end.address, end.value) };
+        }
         Ok(())
     }
 
@@ -461,6 +467,7 @@ impl Driver for SimDriver {
         stream: usize,
         descriptors: &[CompactDescriptor],
         blocks: u32,
+        end: Option<EndWord>,
     ) -> Result<()> {
         self.call("launch_compact")?;
         self.check_launch(descriptors.len(), blocks)?;
@@ -470,6 +477,10 @@ impl Driver for SimDriver {
         self.control.works(stream, units.into(), blocks);
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.launch_compact(stream, descriptors) };
+        if let Some(end) = end {
+            // SAFETY: the caller's contract.
+            unsafe { self.control.executor.store(stream, end.address, end.value) };
+        }
         Ok(())
     }
 
