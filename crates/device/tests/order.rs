@@ -315,3 +315,22 @@ fn a_launch_stores_the_word_of_a_submission_that_it_is_all_of() {
         }
     }
 }
+
+#[test]
+fn a_queue_of_a_device_whose_memory_is_all_in_use_ends_its_submissions_by_calls() {
+    let (device, control) = sim(&SimOptions::default()).expect("always there");
+    let memory = Arc::clone(&device).allocate(1 << 10).expect("memory");
+    control.fail("allocate", 0, Fault::OutOfMemory);
+    let mut queue = Arc::clone(&device).queue(&QueueOptions::default()).expect("a queue");
+    let completions = queue.completions();
+    let copy = [CopyDescriptor { src: memory.addr(), dst: memory.addr() + 512, len: 16 }];
+    let mut pieces = SliceSource(&copy);
+    // SAFETY: the memory lives longer than the queue.
+    let ticket = unsafe { queue.submit(&mut Work::pieces(&mut pieces)) }.expect("works");
+    assert_eq!(control.calls("store"), 1);
+    let start = Instant::now();
+    while !completions.done(ticket) {
+        assert!(start.elapsed() < Duration::from_secs(30), "it does not end");
+        std::thread::yield_now();
+    }
+}

@@ -333,7 +333,7 @@ mod tests {
         let config = Config::default();
         assert_eq!(config.batch_min, 2);
         assert_eq!(config.small_max_bytes, 4 << 20);
-        assert_eq!(config.streams, 4);
+        assert_eq!(config.streams, 3);
         assert!(config.kernel && config.high_priority && config.proof && !config.strict);
         assert_eq!((config.mooncake, config.serves_mooncake()), (None, true));
         assert_eq!(config.max_mappings, 4096);

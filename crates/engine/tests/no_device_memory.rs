@@ -65,9 +65,15 @@ impl Bench {
         bytes
     }
 
-    /// The next buffer is refused.
+    /// Nothing more is allocated, until there is memory again.
     fn spend_memory(&self) {
-        self.control.fail("allocate", 0, Fault::OutOfMemory);
+        for next in 0..100 {
+            self.control.fail("allocate", next, Fault::OutOfMemory);
+        }
+    }
+
+    fn free_memory(&self) {
+        self.control.forget_failures();
     }
 }
 
@@ -81,13 +87,14 @@ fn without_memory_to_stage_in_batches_go_by_the_kernel_and_say_so_and_the_log_on
     let lines = warnings(|| {
         metrics::with_local_recorder(&recorder, || {
             let bench = Bench::new(&[]);
+            bench.spend_memory();
             for _ in 0..2 {
-                bench.spend_memory();
                 let in_place = (Path::Kernel, OffloadMode::Kernel, Reason::NoBounce);
                 assert_eq!(bench.store(), Ok(in_place));
                 assert!(bench.stored().iter().all(|&byte| byte == 7));
             }
             assert_eq!(bench.engine.statistics().fallbacks, 2);
+            bench.free_memory();
             assert_eq!(bench.store(), Ok(STAGED), "there is memory again");
         });
     });
@@ -116,6 +123,7 @@ fn strict_refuses_a_batch_without_memory_to_stage_it_in_and_nothing_moves() {
         assert_eq!((&device[..], &peer[..], *path), ("sim:0", "this engine", Path::Kernel));
         assert!(refused.to_string().contains("MC_KVFERRY_STRICT"), "{refused}");
         assert!(bench.stored().iter().all(|&byte| byte == 9));
+        bench.free_memory();
         assert_eq!(bench.store(), Ok(STAGED));
     });
     assert!(lines.is_empty(), "{lines:#?}");

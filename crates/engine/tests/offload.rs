@@ -762,8 +762,9 @@ fn without_memory_for_another_buffer_a_batch_that_waits_for_nobody_takes_the_ker
 fn nothing_is_ordered_behind_a_batch_of_which_nobody_knows_when_it_ends() {
     let (device, control) = simulated();
     // What a lost device may still use stays registered.
-    let bench = Bench::new(&device, &[("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", "0")], 1 << 20);
-    let (ranges, _) = scattered(&bench, WAYS[0], 100);
+    let bench = Bench::new(&device, &[("MC_KVFERRY_UNREGISTER_TIMEOUT_SEC", "0")], 8 << 20);
+    // More than a launch that ends with a word of its own.
+    let (ranges, _) = scattered(&bench, WAYS[0], 1000);
     // Its own queue works and knows nothing of the other one's.
     let (from, to) = (bench.gpu.addr(), bench.gpu.addr() + (1 << 19));
     let inside = [Range { local: from, remote: to, len: 4096 }];

@@ -20,6 +20,13 @@ pub(super) struct Words<D: Driver> {
     arrivals: Option<Memory>,
 }
 
+fn zeroed<D: Driver>(device: &Arc<GpuDevice<D>>, bytes: usize) -> Result<Memory> {
+    let memory = Arc::clone(device).allocate(bytes as u64)?;
+    // SAFETY: the memory is `bytes` long and ours alone, and nothing uses it yet.
+    unsafe { device.write(memory.addr(), &vec![0; bytes]) }?;
+    Ok(memory)
+}
+
 // SAFETY: the memory is only read, as atomics; the device and the numbers are Sync themselves.
 unsafe impl<D: Driver> Sync for Words<D> {}
 
@@ -29,15 +36,9 @@ impl<D: Driver> Words<D> {
         let memory = device.driver.allocate_pinned(bytes as u64)?;
         // SAFETY: the memory is `bytes` long, ours alone, and no device uses it yet.
         unsafe { memory.host.write_bytes(0, bytes) };
-        // From here on `Drop` cleans up what a failure leaves.
-        let mut words = Self { device: Arc::clone(device), memory, arrivals: None };
-        if D::LAUNCHES_STORE_WORDS {
-            let arrivals = Arc::clone(device).allocate(bytes as u64)?;
-            // SAFETY: likewise.
-            unsafe { device.write(arrivals.addr(), &vec![0; bytes]) }?;
-            words.arrivals = Some(arrivals);
-        }
-        Ok(Arc::new(words))
+        // Without it a call stores each word: memory that is all in use is no reason to fail.
+        let arrivals = D::LAUNCHES_STORE_WORDS.then(|| zeroed(device, bytes)).and_then(Result::ok);
+        Ok(Arc::new(Self { device: Arc::clone(device), memory, arrivals }))
     }
 
     /// Where the device stores a word.

@@ -58,6 +58,8 @@ pub struct SimWork {
     pub units: u64,
     /// Thread blocks of the largest launch.
     pub most_blocks: u32,
+    /// Words that say that work is over, ordered by a call or with a launch.
+    pub words: u64,
 }
 
 /// What one stream was given to do.

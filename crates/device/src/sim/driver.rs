@@ -343,6 +343,7 @@ impl Driver for SimDriver {
 
     unsafe fn store(&self, stream: usize, word: u64, value: u32) -> Result<()> {
         self.call("store")?;
+        self.control.lock_work().words += 1;
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.store(stream, word, value) };
         Ok(())
@@ -456,6 +457,7 @@ impl Driver for SimDriver {
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.launch_inline(stream, descriptors) };
         if let Some(end) = end {
+            self.control.lock_work().words += 1;
             // SAFETY: the caller's contract.
             unsafe { self.control.executor.store(stream, end.address, end.value) };
         }
@@ -478,6 +480,7 @@ impl Driver for SimDriver {
         // SAFETY: the caller's contract.
         unsafe { self.control.executor.launch_compact(stream, descriptors) };
         if let Some(end) = end {
+            self.control.lock_work().words += 1;
             // SAFETY: the caller's contract.
             unsafe { self.control.executor.store(stream, end.address, end.value) };
         }

@@ -219,10 +219,15 @@ fn a_call_that_waits_for_room_behind_a_page_out_that_stalls_ends_with_it() {
 fn a_store_that_is_dropped_waits_for_its_copies_and_frees_everything() {
     let bench = simulated(shape(4096));
     let live = |what| bench.control().live(what);
+    bench.fill_all(|page| u64::from(page) + 1);
+    // The engine's own queues are there from the first copy of each direction on.
+    let first = bench.store(options(&bench, 64));
+    first.page_out(&[(3, key(3))], None).expect("goes out");
+    first.page_in(&[(key(3), 3)], None).expect("comes in");
+    drop(first);
     let before = (live(Live::HostMappings), live(Live::Allocations));
     let store = bench.store(options(&bench, 64));
     assert_eq!(live(Live::HostMappings), before.0 + 1, "locked when it is made");
-    bench.fill_all(|page| u64::from(page) + 1);
     let held = bench.hold();
     store.page_out(&[(3, key(3))], None).expect("goes out");
     store.page_in(&[(key(3), 20)], None).expect("comes in");
