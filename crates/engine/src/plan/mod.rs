@@ -386,9 +386,12 @@ fn reset(bits: &mut Vec<u64>, count: usize) {
     bits.resize(count.div_ceil(64), 0);
 }
 
+/// The positions of the bits that are set, which are few.
 fn ones(bits: &[u64]) -> impl Iterator<Item = usize> {
-    bits.iter().enumerate().flat_map(|(at, &word)| {
-        (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| at * 64 + bit)
+    let some = |word: u64| (word != 0).then_some(word);
+    bits.iter().enumerate().flat_map(move |(at, &word)| {
+        let rests = std::iter::successors(some(word), move |rest| some(rest & (rest - 1)));
+        rests.map(move |rest| at * 64 + rest.trailing_zeros() as usize)
     })
 }
 
