@@ -226,7 +226,7 @@ fn a_lane_whose_payload_was_refused_a_slot_keeps_its_deadlines() {
     }
     // It waits for the slice of the first one, and is then refused a slower way.
     let refused = second.write(&there, 4096, 4096);
-    let reason = failed_with(second.end(refused), Code::DeviceFailed);
+    let reason = failed_with(second.end(refused), Code::Exhausted);
     assert!(reason.contains("all slots are busy"), "{reason}");
     control.release();
     assert_eq!(first.end(held), Outcome::Done);

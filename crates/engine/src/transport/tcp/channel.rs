@@ -12,6 +12,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvferry_device::Error as DeviceError;
 use kvferry_wire::batch::{Agreed, Code, Release, Status};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -364,7 +365,14 @@ impl Move {
     }
 
     fn fail(&mut self, error: Error) {
-        let status = Status::new(Code::DeviceFailed, error.to_string());
+        // What passes once there is memory again is no fault of the device.
+        let code = match error {
+            Error::NotStaged { .. }
+            | Error::PinnedBudget { .. }
+            | Error::Device(DeviceError::OutOfMemory { .. }) => Code::Exhausted,
+            _ => Code::DeviceFailed,
+        };
+        let status = Status::new(code, error.to_string());
         self.failure.get_or_insert(Failure { status, ours: Some(error) });
     }
 
