@@ -392,8 +392,7 @@ impl Registry {
     ) -> Result<Arc<HostLock>> {
         let (locks, Allocation { base, len, .. }) = {
             let state = self.state();
-            let unknown = Error::UnknownAllocation { device: key.device.to_string(), id: key.id };
-            let exported = state.allocations.get(&key).ok_or(unknown)?;
+            let exported = state.allocations.get(&key).ok_or_else(|| unknown(key))?;
             (Arc::clone(&exported.locks), exported.allocation)
         };
         let mut locks = locks.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -487,8 +486,7 @@ impl Registry {
     pub(crate) fn export(&self, devices: &[Arc<dyn Device>], key: AllocationKey) -> Result<Export> {
         let (device, allocation) = {
             let state = self.state();
-            let unknown = Error::UnknownAllocation { device: key.device.to_string(), id: key.id };
-            let exported = state.allocations.get(&key).ok_or(unknown)?;
+            let exported = state.allocations.get(&key).ok_or_else(|| unknown(key))?;
             if !exported.mappable {
                 let device = devices[exported.device].info().to_string();
                 let reason = "it did not come from kvferry; TCP reaches it".into();
@@ -518,6 +516,10 @@ impl Registry {
     fn state(&self) -> MutexGuard<'_, Regions> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn unknown(key: AllocationKey) -> Error {
+    Error::UnknownAllocation { device: key.device.to_string(), id: key.id }
 }
 
 /// The device that owns `addr`, by its driver's word and never by an ordinal, and what it exports

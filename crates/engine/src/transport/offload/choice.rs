@@ -124,7 +124,7 @@ pub(super) struct Shape {
 const FEW: usize = 64;
 
 impl Shape {
-    /// Judges by the first pieces, as they come. `staged` is as if the list is not sorted.
+    /// Judges by the first pieces, as they come. What staging takes is not looked at.
     pub(super) fn of(fragments: &mut Fragments<'_>) -> Self {
         let fragments = fragments.look();
         let head = fragments.head();
@@ -143,8 +143,19 @@ impl Shape {
         let pieces = (fragments.count as f64).max(head.len() as f64);
         let whole = |of: usize| pieces / (of as f64).max(1.0);
         let direct = Calls::of(&blocks).times(whole(seen));
-        let staged = host_calls(head, fragments).times(whole(head.len()));
-        Self { bytes: fragments.bytes as f64, pieces, direct, staged }
+        Self { bytes: fragments.bytes as f64, pieces, direct, staged: Calls::default() }
+    }
+
+    /// The same with what staging takes, as if the list is not sorted. The pieces were looked at.
+    pub(super) fn with_staged(self, fragments: &Fragments<'_>) -> Self {
+        let head = fragments.head();
+        let whole = self.pieces / (head.len() as f64).max(1.0);
+        Self { staged: host_calls(head, fragments).times(whole), ..self }
+    }
+
+    /// Whether the copy engine takes it as rows.
+    fn is_strided(&self) -> bool {
+        self.direct.calls * 8.0 <= self.pieces
     }
 
     /// Bytes of a piece.
@@ -218,7 +229,27 @@ struct Times {
     kernel: f64,
 }
 
-/// The way that the policy takes for a shape, where nobody asked for one and there is a kernel.
+/// The way that the policy takes for a shape, where nobody asked for one and there is a kernel, if
+/// that does not depend on what staging takes.
+pub(super) fn choose_at_once(policy: Policy, throttle: u32, shape: &Shape) -> Option<Choice> {
+    let reason = match policy {
+        Policy::Strict => Reason::Strict,
+        // Rows with strides leave the model all of its multiprocessors, and take the link at half
+        // its rate and more from 4 KiB on.
+        Policy::Balanced | Policy::Tail if shape.is_strided() => Reason::Strides,
+        _ => return None,
+    };
+    let in_steps = is_in_steps(policy, throttle);
+    Some(Choice { mode: OffloadMode::Direct, in_steps, reason })
+}
+
+/// Over the budget less moves at a time, in as few launches as ever: many short ones, or a DMA a
+/// fragment, lengthen the model's steps more than one gather does (H200, 2026-11-30).
+fn is_in_steps(policy: Policy, throttle: u32) -> bool {
+    policy == Policy::Tail && throttle > 0
+}
+
+/// The way that the policy takes for a shape where [`choose_at_once`] says nothing.
 /// `sorted` gives the DMAs of staging once the list is sorted, `None` if that helps little; it costs
 /// the host time, and is asked only if it may matter.
 pub(super) fn choose(
@@ -229,21 +260,10 @@ pub(super) fn choose(
     sorted: impl FnOnce() -> Option<Calls>,
 ) -> Choice {
     use OffloadMode::{Direct, Kernel, Staged};
-    // Over the budget less moves at a time, in as few launches as ever: many short ones, or a DMA a
-    // fragment, lengthen the model's steps more than one gather does (H200, 2026-11-30).
-    let in_steps = policy == Policy::Tail && throttle > 0;
+    let in_steps = is_in_steps(policy, throttle);
     let choice = |mode, reason| Choice { mode, in_steps, reason };
-    if policy == Policy::Strict {
-        return choice(Direct, Reason::Strict);
-    }
-    let strided = shape.direct.calls * 8.0 <= shape.pieces;
-    let direct_reason = if strided { Reason::Strides } else { Reason::LongPieces };
+    let direct_reason = if shape.is_strided() { Reason::Strides } else { Reason::LongPieces };
     let times = costs.times(&shape);
-    // Rows with strides leave the model all of its multiprocessors, and take the link at half its
-    // rate and more from 4 KiB on.
-    if strided && policy != Policy::Throughput {
-        return choice(Direct, Reason::Strides);
-    }
     let best = shape.bytes / costs.link + costs.staging;
     if times.direct <= best.min(times.kernel) * 1.1 {
         return choice(Direct, direct_reason);
@@ -296,7 +316,9 @@ mod tests {
     }
 
     fn mode(policy: Policy, shape: Shape, sorted: Option<Calls>) -> OffloadMode {
-        choose(policy, 0, &Costs::of(&HostLink::default()), shape, || sorted).mode
+        let costs = Costs::of(&HostLink::default());
+        let choose = || choose(policy, 0, &costs, shape, || sorted);
+        choose_at_once(policy, 0, &shape).unwrap_or_else(choose).mode
     }
 
     /// What was the quickest on one H200 (2026-11-30), or within a twentieth of it.

@@ -246,7 +246,7 @@ impl Offload {
             direct(Reason::NoKernel)
         } else if let Some(asked) = asked {
             if asked.mode == OffloadMode::Staged
-                && choice::is_scattered(&costs, &Shape::of(&mut fragments))
+                && choice::is_scattered(&costs, &Shape::of(&mut fragments).with_staged(&fragments))
             {
                 listed = Some(List::of(&mut fragments, &mut memory));
             }
@@ -254,9 +254,13 @@ impl Offload {
         } else {
             let shape = Shape::of(&mut fragments);
             throttle = lock(&self.steps[index]).throttle();
-            choice::choose(self.config.policy, throttle, &costs, shape, || {
-                let list = *listed.insert(List::of(&mut fragments, &mut memory));
-                list.calls(&memory.list, &fragments)
+            let policy = self.config.policy;
+            choice::choose_at_once(policy, throttle, &shape).unwrap_or_else(|| {
+                let shape = shape.with_staged(&fragments);
+                choice::choose(policy, throttle, &costs, shape, || {
+                    let list = *listed.insert(List::of(&mut fragments, &mut memory));
+                    list.calls(&memory.list, &fragments)
+                })
             })
         };
         let mut submitted = Submitted::nothing();
