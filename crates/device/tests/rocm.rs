@@ -11,9 +11,9 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvferry_device::conformance::{ApplicationStream, skip};
+use kvferry_device::conformance::skip;
 use kvferry_device::rocm::testing::map_chunks;
-use kvferry_device::rocm::{RocmOptions, application_stream, count, open};
+use kvferry_device::rocm::{RocmOptions, count, open};
 use kvferry_device::testing::ChunkKind::Shareable;
 use kvferry_device::testing::ChunkedMemory;
 use kvferry_device::{
@@ -473,11 +473,13 @@ fn an_applications_stream_that_hip_does_not_know_is_refused_and_the_device_works
             let device = device(0);
             let memory = Arc::clone(&device).allocate(LEN).expect("memory");
             let mut queue = queue(&device);
-            let gone = application_stream(0).expect("a stream").handle();
+            // Of a stream that is gone the address may be that of the next one.
+            let mut never_a_stream = 0u64;
+            let unknown = (&raw mut never_a_stream).cast();
             let pieces = pieces(memory.addr());
             let mut source = SliceSource(&pieces);
             // SAFETY: deliberately not one that lives: HIP looks it up before it is used.
-            let after = Some(unsafe { Producer::stream(gone) });
+            let after = Some(unsafe { Producer::stream(unknown) });
             let mut work = Work { after, ..Work::pieces(&mut source) };
             // SAFETY: inside the memory, which is kept until the queue has ended.
             let refused = application.clean("submit", || unsafe { queue.submit(&mut work) });
