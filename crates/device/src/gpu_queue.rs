@@ -125,6 +125,28 @@ struct Open<D: Driver> {
     ends: bool,
 }
 
+/// Of nothing yet.
+impl<D: Driver> Default for Open<D> {
+    fn default() -> Self {
+        Self {
+            started: false,
+            streams: 0,
+            in_order: false,
+            turn: None,
+            turns: [None; 2],
+            last_stream: 0,
+            slots: 0,
+            gate: None,
+            slot: None,
+            reader: None,
+            max_grid_blocks: 1,
+            claiming: None,
+            end: None,
+            ends: false,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct GpuQueue<D: Driver> {
     device: Arc<GpuDevice<D>>,
@@ -452,20 +474,10 @@ impl<D: Driver> Queue for GpuQueue<D> {
         let device = Arc::clone(&self.device);
         let _scope = device.driver.enter().map_err(nothing)?;
         let mut open = Open {
-            started: false,
-            streams: 0,
             in_order: work.one_stream || !(work.first.is_empty() && work.last.is_empty()),
-            turn: None,
-            turns: [None; 2],
             last_stream: self.next_stream,
-            slots: 0,
-            gate: None,
-            slot: None,
-            reader: None,
             max_grid_blocks: work.max_grid_blocks.max(1),
-            claiming: None,
-            end: None,
-            ends: false,
+            ..Open::default()
         };
         self.reap();
         let waits = work.after.is_some() || !work.behind.is_empty();
@@ -557,22 +569,7 @@ impl<D: Driver> Drop for GpuQueue<D> {
         let device = Arc::clone(&self.device);
         let driver = &device.driver;
         let Ok(_scope) = driver.enter() else { return };
-        let mut none = Open {
-            started: false,
-            streams: 0,
-            in_order: false,
-            turn: None,
-            turns: [None; 2],
-            last_stream: 0,
-            slots: 0,
-            gate: None,
-            slot: None,
-            reader: None,
-            max_grid_blocks: 1,
-            claiming: None,
-            end: None,
-            ends: false,
-        };
+        let mut none = Open::default();
         let ended =
             |queue: &Self, _: &Open<D>| queue.in_flight.is_empty() && queue.gated.is_empty();
         let quiet = !self.loss.is_lost() && self.wait_until(&mut none, ended).is_ok();

@@ -20,13 +20,6 @@ pub(super) struct Words<D: Driver> {
     arrivals: Option<Memory>,
 }
 
-fn zeroed<D: Driver>(device: &Arc<GpuDevice<D>>, bytes: usize) -> Result<Memory> {
-    let memory = Arc::clone(device).allocate(bytes as u64)?;
-    // SAFETY: the memory is `bytes` long and ours alone, and nothing uses it yet.
-    unsafe { device.write(memory.addr(), &vec![0; bytes]) }?;
-    Ok(memory)
-}
-
 // SAFETY: the memory is only read, as atomics; the device and the numbers are Sync themselves.
 unsafe impl<D: Driver> Sync for Words<D> {}
 
@@ -74,4 +67,12 @@ impl<D: Driver> Drop for Words<D> {
             let _ = driver.free_pinned(self.memory);
         }
     }
+}
+
+/// Device memory of zeros.
+fn zeroed<D: Driver>(device: &Arc<GpuDevice<D>>, bytes: usize) -> Result<Memory> {
+    let memory = Arc::clone(device).allocate(bytes as u64)?;
+    // SAFETY: the memory is `bytes` long and ours alone, and nothing uses it yet.
+    unsafe { device.write(memory.addr(), &vec![0; bytes]) }?;
+    Ok(memory)
 }
