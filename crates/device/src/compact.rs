@@ -113,8 +113,7 @@ impl<'a> CompactCopy<'a> {
 
     /// The copies, one by one, rows that touch at both ends in one.
     pub fn pieces(&self) -> impl Iterator<Item = CopyDescriptor> + use<'a> {
-        let copy = if self.len == 0 { Self::default() } else { self.normal() };
-        copy.blocks().flat_map(Rows::descriptors)
+        self.blocks().flat_map(Rows::descriptors)
     }
 
     /// Whether the pages of one layer lie closer together than the layers of one page. What runs at
@@ -258,9 +257,10 @@ impl<'a> CompactCopy<'a> {
     }
 
     /// The blocks of rows that it is made of, for DMA engines that copy rows: one for each layer of
-    /// each page, or for each row of each page where that is fewer.
-    pub(crate) fn blocks(self) -> impl Iterator<Item = Rows> + use<'a> {
-        let mut copy = self;
+    /// each page, or for each row of each page where that is fewer. Those that follow each other may be
+    /// one ([`Rows::join`]). None of them is empty.
+    pub fn blocks(&self) -> impl Iterator<Item = Rows> + use<'a> {
+        let mut copy = if self.is_empty() { Self::default() } else { self.normal() };
         if copy.layers > copy.rows {
             (copy.rows, copy.layers) = (copy.layers, copy.rows);
             for end in [&mut copy.src, &mut copy.dst] {

@@ -271,9 +271,9 @@ impl<D: Driver> GpuQueue<D> {
         open: &mut Open<D>,
         copies: &[CompactCopy<'_>],
     ) -> Result<()> {
-        for copy in copies.iter().filter(|copy| copy.len > 0) {
+        for copy in copies {
             // Inside one copy only: a DMA across two allocations that touch is refused.
-            let mut blocks = copy.normal().blocks().filter(|rows| rows.count > 0);
+            let mut blocks = copy.blocks();
             let Some(mut now) = blocks.next() else { continue };
             for rows in blocks {
                 if !now.join(&rows) {

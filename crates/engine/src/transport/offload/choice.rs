@@ -2,13 +2,14 @@
 
 use std::fmt::{self, Display};
 
-use kvferry_device::{CopyDescriptor, Rows};
+use kvferry_device::{CompactCopy, CopyDescriptor, Rows};
 
-use super::fragments::{Direction, Fragments, append};
+use super::fragments::{Direction, Fragments, LOOK, append};
 use crate::config::Policy;
 use crate::ended::Fallback;
 use crate::profile::HostLink;
 use crate::request::OffloadMode;
+use crate::transport::place::Plan;
 
 /// How a batch went, and why so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -120,34 +121,34 @@ pub(super) struct Shape {
     pub(super) staged: Calls,
 }
 
-/// Pieces that are looked at together.
+/// Pieces or blocks of them that are looked at together.
 const FEW: usize = 64;
+
+/// Whether pieces are in hardly fewer blocks, which the first few show at once.
+fn is_apart(blocks: usize, pieces: usize) -> bool {
+    blocks * 4 > pieces * 3
+}
 
 impl Shape {
     /// Judges by the first pieces, as they come. What staging takes is not looked at.
-    pub(super) fn of(fragments: &mut Fragments<'_>) -> Self {
-        let fragments = fragments.look();
-        let head = fragments.head();
-        let mut blocks = Vec::with_capacity(head.len());
-        let mut seen = 0;
-        for part in head.chunks(FEW) {
-            for piece in part {
-                append(&mut blocks, *piece, &fragments.borders);
-            }
-            seen += part.len();
-            // Pieces that hardly any follows show it at once.
-            if blocks.len() * 4 > seen * 3 {
-                break;
-            }
-        }
-        let pieces = (fragments.count as f64).max(head.len() as f64);
-        let whole = |of: usize| pieces / (of as f64).max(1.0);
-        let direct = Calls::of(&blocks).times(whole(seen));
+    pub(super) fn of(plans: &[&Plan<'_>], fragments: &mut Fragments<'_>) -> Self {
+        let forms = plans.iter().map(|plan| match plan {
+            Plan::Forms(plan) => Some(&plan.copies[..]),
+            Plan::Ranges(_) => None,
+        });
+        let (blocks, seen) = match forms.collect::<Option<Vec<_>>>() {
+            Some(forms) => blocks_of_forms(forms.into_iter().flatten()),
+            None => blocks_of_pieces(fragments.look()),
+        };
+        let seen = (seen as f64).max(1.0);
+        let pieces = (fragments.count as f64).max(seen);
+        let direct = Calls::of(&blocks).times(pieces / seen);
         Self { bytes: fragments.bytes as f64, pieces, direct, staged: Calls::default() }
     }
 
-    /// The same with what staging takes, as if the list is not sorted. The pieces were looked at.
-    pub(super) fn with_staged(self, fragments: &Fragments<'_>) -> Self {
+    /// The same with what staging takes, as if the list is not sorted.
+    pub(super) fn with_staged(self, fragments: &mut Fragments<'_>) -> Self {
+        let fragments = fragments.look();
         let head = fragments.head();
         let whole = self.pieces / (head.len() as f64).max(1.0);
         Self { staged: host_calls(head, fragments).times(whole), ..self }
@@ -162,6 +163,43 @@ impl Shape {
     fn mean(&self) -> f64 {
         self.bytes / self.pieces.max(1.0)
     }
+}
+
+/// Blocks of rows of the first pieces, and how many of those they hold.
+fn blocks_of_pieces(fragments: &Fragments<'_>) -> (Vec<Rows>, usize) {
+    let head = fragments.head();
+    let mut blocks = Vec::with_capacity(head.len());
+    let mut seen = 0;
+    for part in head.chunks(FEW) {
+        for piece in part {
+            append(&mut blocks, *piece, &fragments.borders);
+        }
+        seen += part.len();
+        if is_apart(blocks.len(), seen) {
+            break;
+        }
+    }
+    (blocks, seen)
+}
+
+/// The same of forms, whose blocks need not be found piece by piece.
+fn blocks_of_forms<'a>(forms: impl Iterator<Item = &'a CompactCopy<'a>>) -> (Vec<Rows>, usize) {
+    let (mut blocks, mut seen, mut looked): (Vec<Rows>, _, usize) = (Vec::new(), 0, 0);
+    for form in forms {
+        let first = blocks.len();
+        for block in form.blocks() {
+            looked += 1;
+            seen += (block.len * block.count / form.len) as usize;
+            let mut of_form = blocks[first..].iter_mut();
+            if !of_form.next_back().is_some_and(|last| last.join(&block)) {
+                blocks.push(block);
+            }
+            if seen >= LOOK || looked.is_multiple_of(FEW) && is_apart(blocks.len(), seen) {
+                return (blocks, seen);
+            }
+        }
+    }
+    (blocks, seen)
 }
 
 /// The DMAs that host memory takes if the pieces lie side by side in device memory.
@@ -305,6 +343,8 @@ pub(super) fn is_scattered(costs: &Costs, shape: &Shape) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use kvferry_device::CompactEnd;
+
     use super::*;
 
     /// Pieces of one length, of which none lies beside another on the GPU; in host memory they are so
@@ -319,6 +359,38 @@ mod tests {
         let costs = Costs::of(&HostLink::default());
         let choose = || choose(policy, 0, &costs, shape, || sorted);
         choose_at_once(policy, 0, &shape).unwrap_or_else(choose).mode
+    }
+
+    /// Pages of 4 KiB in 64 layers, and those of the store, page by page.
+    fn pages<'a>(pages: &'a [u32], stored: &'a [u32], layers: u32) -> CompactCopy<'a> {
+        let end = |pages: &'a [u32], page_stride, layer_stride| CompactEnd {
+            addr: 1 << 30,
+            row_stride: 0,
+            layer_stride,
+            page_stride,
+            pages,
+        };
+        let (src, dst) = (end(pages, 4096, 1 << 20), end(stored, 64 * 4096, 4096));
+        CompactCopy { src, dst, len: 4096, rows: 1, layers, pages: pages.len() as u32 }
+    }
+
+    #[test]
+    fn forms_are_judged_by_the_blocks_that_the_copy_engine_takes() {
+        let (apart, stored) = ([7, 2, 11], [0, 1, 2]);
+        let (blocks, seen) = blocks_of_forms([&pages(&apart, &stored, 64)].into_iter());
+        assert_eq!((blocks.len(), seen), (3, 192), "a block for each page");
+        let end = CompactEnd { page_stride: 4096, layer_stride: 1 << 20, ..CompactEnd::default() };
+        let beside = CompactCopy { src: end, dst: end, len: 4096, rows: 1, layers: 64, pages: 2 };
+        let (blocks, seen) = blocks_of_forms([&beside, &beside].into_iter());
+        let wide: Vec<_> = blocks.iter().map(|block| (block.len, block.count)).collect();
+        assert_eq!((wide, seen), (vec![(2 * 4096, 64); 2], 256), "pages side by side");
+        let many: Vec<u32> = (0..1000).map(|page| page * 7 % 1000).collect();
+        let (blocks, seen) = blocks_of_forms([&pages(&many, &many, 64)].into_iter());
+        assert_eq!((blocks.len(), seen), (4, LOOK), "no more than tell");
+        let (blocks, seen) = blocks_of_forms([&pages(&many, &many, 1)].into_iter());
+        assert_eq!((blocks.len(), seen), (FEW, FEW), "pieces that nothing follows");
+        let nothing = CompactCopy { len: 0, ..beside };
+        assert_eq!(blocks_of_forms([&nothing].into_iter()), (vec![], 0));
     }
 
     /// What was the quickest on one H200 (2026-11-30), or within a twentieth of it.

@@ -138,7 +138,7 @@ pub(super) fn close(blocks: &mut Vec<Rows>, borders: &Borders) {
 }
 
 /// Pieces that are looked at before all are: enough to tell what kind of list it is.
-const LOOK: usize = 256;
+pub(super) const LOOK: usize = 256;
 
 /// The pieces of all plans of one direction, one after the other.
 pub(super) struct Fragments<'a> {

@@ -246,17 +246,20 @@ impl Offload {
             direct(Reason::NoKernel)
         } else if let Some(asked) = asked {
             if asked.mode == OffloadMode::Staged
-                && choice::is_scattered(&costs, &Shape::of(&mut fragments).with_staged(&fragments))
+                && choice::is_scattered(
+                    &costs,
+                    &Shape::of(&plans, &mut fragments).with_staged(&mut fragments),
+                )
             {
                 listed = Some(List::of(&mut fragments, &mut memory));
             }
             asked
         } else {
-            let shape = Shape::of(&mut fragments);
+            let shape = Shape::of(&plans, &mut fragments);
             throttle = lock(&self.steps[index]).throttle();
             let policy = self.config.policy;
             choice::choose_at_once(policy, throttle, &shape).unwrap_or_else(|| {
-                let shape = shape.with_staged(&fragments);
+                let shape = shape.with_staged(&mut fragments);
                 choice::choose(policy, throttle, &costs, shape, || {
                     let list = *listed.insert(List::of(&mut fragments, &mut memory));
                     list.calls(&memory.list, &fragments)
