@@ -478,8 +478,14 @@ struct CompactUnit {
     u32 descriptor, unit;
 };
 
+// A list of numbers of 32 bits or, if the lowest bit of its address is set, of 16: half of what the
+// host writes and the device reads over PCIe. Two of these are read at once, as AMD has no scalar
+// load of 16 bits.
 DEVICE u64 page_number(u64 pages, u32 page) {
-    return pages == 0 ? page : load_uniform<u32>(pages + page * 4ull);
+    if (pages == 0) return page;
+    u32 halves = static_cast<u32>(pages & 1);
+    u32 word = load_uniform<u32>(pages - halves + (page >> halves) * 4ull);
+    return halves == 0 ? word : word >> (page & 1) * 16 & 0xffff;
 }
 
 // `descriptor` is that of an earlier unit or 0; units are asked for in ascending order.

@@ -77,6 +77,9 @@ pub(crate) struct CompactDescriptor {
     pub(crate) unused: u32,
 }
 
+/// In the address of a page list, which is a multiple of 4: its numbers have 16 bits, not 32.
+pub(crate) const NARROW: u64 = 1;
+
 const _: () =
     assert!(size_of::<CompactDescriptor>() == 120, "kernels/copy.cu reads 120-byte descriptors");
 
@@ -371,10 +374,14 @@ impl CompactDescriptor {
         let of_all_layers = unit / compact.layer_units;
         let (outer, inner) = (of_all_layers / compact.inner, of_all_layers % compact.inner);
         let (page, layer) = if compact.pages_inner > 0 { (inner, outer) } else { (outer, inner) };
-        let number = |pages: u64| match pages {
+        let number = |list: u64| match list {
             0 => page,
             // SAFETY: the caller's contract; the kernel reads the same entry.
-            pages => unsafe { (pages as *const u32).add(page as usize).read() },
+            list if list & NARROW > 0 => unsafe {
+                ((list - NARROW) as *const u16).add(page as usize).read().into()
+            },
+            // SAFETY: likewise.
+            list => unsafe { (list as *const u32).add(page as usize).read() },
         };
         let base = |addr: u64, pages, page_stride: u64, layer_stride: u64| {
             addr.wrapping_add(u64::from(number(pages)).wrapping_mul(page_stride))

@@ -57,6 +57,7 @@ macro_rules! device_conformance {
                 compact_copies_of_random_form_arrive_whole_and_alone
                 compact_copies_of_real_caches_arrive_whole_and_alone
                 compact_copies_that_name_the_same_page_lists_arrive
+                compact_copies_of_pages_below_and_above_65536_arrive
                 more_compact_copies_and_page_numbers_than_a_launch_takes_arrive
                 a_compact_copy_of_nothing_completes
                 complete_is_never_said_before_the_bytes_are_there

@@ -156,6 +156,7 @@ proptest! {
         lanes in prop::sample::select(vec![32, 64]),
         warps in 1..200u64,
         tile in prop::sample::select(vec![16u64, 100, 4096, 16 << 10]),
+        narrow: bool,
     ) {
         let Some(kernel) = Kernel::load() else { return Ok(()) };
         let source = AlignedBytes::source(forms.iter().map(Form::source_end).max().unwrap_or(0) + 16);
@@ -176,10 +177,18 @@ proptest! {
         let to = copied.bytes_mut().as_mut_ptr().expose_provenance() as u64;
         let copies: Vec<_> =
             forms.iter().zip(&bases).map(|(form, base)| form.copy(from, to + *base as u64)).collect();
-        kernel.run_compact(&compact_descriptors(&copies, warps, tile), grid, lanes);
+        let mut descriptors = compact_descriptors(&copies, warps, tile);
+        let lists = forms.iter().flat_map(|form| [&form.src_pages, &form.dst_pages]);
+        let halves: Vec<_> = lists.map(|list| (list.as_ptr().expose_provenance() as u64, halves(list))).collect();
+        for list in descriptors.iter_mut().flat_map(|words| &mut words[9..11]).filter(|_| narrow) {
+            if let Some((_, halves)) = halves.iter().find(|(address, _)| address == list) {
+                *list = halves.as_ptr().expose_provenance() as u64 | 1;
+            }
+        }
+        kernel.run_compact(&descriptors, grid, lanes);
         prop_assert!(
             copied.bytes() == expected.bytes(),
-            "grid {grid}, lanes {lanes}, warps {warps}, tile {tile}: {}",
+            "grid {grid}, lanes {lanes}, warps {warps}, tile {tile}, narrow {narrow}: {}",
             first_difference(&list, copied.bytes(), expected.bytes()),
         );
     }
@@ -223,6 +232,13 @@ fn no_load_of_a_plane_leaves_the_pages_of_the_source() {
             }
         }
     }
+}
+
+/// Page numbers of 16 bits, two in each word.
+fn halves(list: &[u32]) -> Vec<u32> {
+    list.chunks(2)
+        .map(|pair| pair.iter().rev().fold(0, |word, number| word << 16 | number))
+        .collect()
 }
 
 /// A compact copy as offsets, without overlaps at the destination.

@@ -275,6 +275,33 @@ pub fn compact_copies_that_name_the_same_page_lists_arrive(device: Arc<dyn Devic
     copy_and_check(&device, &turns.collect::<Vec<_>>());
 }
 
+/// Lists of numbers that 16 bits hold are placed as such, one beside the other and beside longer ones.
+#[doc(hidden)]
+pub fn compact_copies_of_pages_below_and_above_65536_arrive(device: Arc<dyn Device>) {
+    let mut random = SmallRng::seed_from_u64(17);
+    let form = |addr: u64, pages: u32, [src, dst]: [u32; 2], random: &mut SmallRng| {
+        let end = CompactEnd { addr, page_stride: 16, ..CompactEnd::default() };
+        let copy = CompactCopy { src: end, dst: end, len: 16, rows: 1, layers: 1, pages };
+        // The largest and the smallest number that is possible, and what is between.
+        let mut list = |highest: u32| {
+            let mut list: Vec<u32> = shuffled(pages - 2, highest - 1, random);
+            list.iter_mut().for_each(|number| *number += 1);
+            list.insert(list.len() / 2, highest);
+            list.push(0);
+            list
+        };
+        let (src_pages, dst_pages) = (list(src), list(dst));
+        Form { copy, src_pages, dst_pages }
+    };
+    let (below, above) = (65_535, 65_536);
+    for highest in [[below, below], [below, above], [above, below], [above, above]] {
+        let region = 16 * (u64::from(above) + 1);
+        let forms = (0..4)
+            .map(|at| form(u64::from(at) * region, 3 + at % 3 + 300 * at, highest, &mut random));
+        copy_and_check(&device, &forms.collect::<Vec<_>>());
+    }
+}
+
 #[doc(hidden)]
 pub fn more_compact_copies_and_page_numbers_than_a_launch_takes_arrive(device: Arc<dyn Device>) {
     let mut random = SmallRng::seed_from_u64(5);

@@ -1,8 +1,10 @@
 //! How the work of a submission gets to the device: launches from the ring or from the kernel's
 //! parameters, and DMAs.
 
+use multiversion::multiversion;
+
 use super::{GpuQueue, Open};
-use crate::compact::{CompactCopy, CompactDescriptor, MOST_UNITS, Rows};
+use crate::compact::{CompactCopy, CompactDescriptor, MOST_UNITS, NARROW, Rows};
 use crate::device::Capabilities;
 use crate::driver::Driver;
 use crate::error::Result;
@@ -208,12 +210,20 @@ impl<D: Driver> GpuQueue<D> {
         let address = self.slot_address(slot) + used as u64;
         let place = self.slot(slot).as_mut_ptr_range();
         // SAFETY: the caller found that the list fits behind `used` bytes of the slot, which is
-        // ours and which no launch reads yet; u32 is less aligned than what the slot holds.
-        unsafe {
-            let place = place.start.cast::<u8>().add(used).cast::<u32>();
-            place.copy_from_nonoverlapping(pages.as_ptr(), pages.len());
-        }
-        launch.list_bytes += size_of_val(pages);
+        // ours and which no launch reads yet; `used` is a multiple of 4, and u32 is less aligned than
+        // what the slot holds.
+        let (narrow, place) = unsafe {
+            let place = place.start.cast::<u8>().add(used);
+            (std::slice::from_raw_parts_mut(place.cast(), pages.len()), place.cast::<u32>())
+        };
+        let (address, bytes) = if narrowed(pages, narrow) {
+            (address | NARROW, size_of_val(narrow).next_multiple_of(size_of::<u32>()))
+        } else {
+            // SAFETY: likewise.
+            unsafe { place.copy_from_nonoverlapping(pages.as_ptr(), pages.len()) };
+            (address, size_of_val(pages))
+        };
+        launch.list_bytes += bytes;
         launch.placed.rotate_right(1);
         launch.placed[0] = (pages, address);
         address
@@ -324,6 +334,20 @@ impl<'list> CompactLaunch<'_, 'list> {
     fn units(&self) -> u32 {
         self.list.last().map_or(0, |last| last.end)
     }
+}
+
+/// Writes the numbers with 16 bits each; whether all of them have no more.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+avx512bw", "x86_64+avx2"))]
+fn narrowed(numbers: &[u32], place: &mut [u16]) -> bool {
+    // Most lists that do not fit show it at their beginning.
+    numbers.chunks(256).zip(place.chunks_mut(256)).all(|(numbers, place)| {
+        let mut union = 0;
+        for (place, &number) in place.iter_mut().zip(numbers) {
+            *place = number as u16;
+            union |= number;
+        }
+        union <= u16::MAX.into()
+    })
 }
 
 /// Fills `place` as far as the source goes.
