@@ -131,8 +131,8 @@ fn is_apart(blocks: usize, pieces: usize) -> bool {
 
 impl Shape {
     /// Judges by the first pieces, as they come. What staging takes is not looked at.
-    pub(super) fn of(plans: &[&Plan<'_>], fragments: &mut Fragments<'_>) -> Self {
-        let forms = plans.iter().map(|plan| match plan {
+    pub(super) fn of(fragments: &mut Fragments<'_>) -> Self {
+        let forms = fragments.plans.iter().map(|plan| match plan {
             Plan::Forms(plan) => Some(&plan.copies[..]),
             Plan::Ranges(_) => None,
         });
@@ -167,12 +167,12 @@ impl Shape {
 
 /// Blocks of rows of the first pieces, and how many of those they hold.
 fn blocks_of_pieces(fragments: &Fragments<'_>) -> (Vec<Rows>, usize) {
-    let head = fragments.head();
+    let (head, borders) = (fragments.head(), fragments.borders());
     let mut blocks = Vec::with_capacity(head.len());
     let mut seen = 0;
     for part in head.chunks(FEW) {
         for piece in part {
-            append(&mut blocks, *piece, &fragments.borders);
+            append(&mut blocks, *piece, &borders);
         }
         seen += part.len();
         if is_apart(blocks.len(), seen) {
@@ -204,7 +204,7 @@ fn blocks_of_forms<'a>(forms: impl Iterator<Item = &'a CompactCopy<'a>>) -> (Vec
 
 /// The DMAs that host memory takes if the pieces lie side by side in device memory.
 pub(super) fn host_calls(pieces: &[CopyDescriptor], fragments: &Fragments<'_>) -> Calls {
-    let mut blocks = Vec::new();
+    let (mut blocks, borders) = (Vec::new(), fragments.host_borders());
     let mut staged = 0;
     for piece in pieces {
         let host = fragments.direction.host(piece);
@@ -214,7 +214,7 @@ pub(super) fn host_calls(pieces: &[CopyDescriptor], fragments: &Fragments<'_>) -
         };
         staged += piece.len;
         let piece = CopyDescriptor { src, dst, len: piece.len };
-        append(&mut blocks, piece, &fragments.host_borders);
+        append(&mut blocks, piece, &borders);
     }
     Calls::of(&blocks)
 }

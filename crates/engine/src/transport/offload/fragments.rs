@@ -72,22 +72,15 @@ pub(super) struct Borders {
 impl Borders {
     /// Of all windows that plans use, which all are of one direction.
     pub(super) fn of(plans: &[&Plan<'_>]) -> Self {
-        let starts = |op_that_reads_local: Op| {
-            Windows::new(plans.iter().flat_map(|plan| {
-                let place = plan.place();
-                let local = plan.op() == op_that_reads_local;
-                if local { &place.local_starts } else { &place.remote_starts }.iter().copied()
-            }))
-        };
-        Self { src: starts(Op::Write), dst: starts(Op::Read) }
+        Self { src: Self::of_end(plans, Op::Write), dst: Self::of_end(plans, Op::Read) }
     }
 
-    /// Where the other end is a buffer.
-    fn in_host_memory(self, direction: Direction) -> Self {
-        match direction {
-            Direction::Store => Self { src: Windows::default(), dst: self.dst },
-            Direction::Load => Self { src: self.src, dst: Windows::default() },
-        }
+    fn of_end(plans: &[&Plan<'_>], op_that_has_it_here: Op) -> Windows {
+        Windows::new(plans.iter().flat_map(|plan| {
+            let place = plan.place();
+            let local = plan.op() == op_that_has_it_here;
+            if local { &place.local_starts } else { &place.remote_starts }.iter().copied()
+        }))
     }
 
     fn same(&self, rows: &Rows, piece: &CopyDescriptor) -> bool {
@@ -142,40 +135,43 @@ pub(super) const LOOK: usize = 256;
 
 /// The pieces of all plans of one direction, one after the other.
 pub(super) struct Fragments<'a> {
+    pub(super) plans: &'a [&'a Plan<'a>],
     pub(super) direction: Direction,
     pub(super) bytes: u64,
     /// How many there are, about.
     pub(super) count: u64,
-    pub(super) borders: Borders,
-    /// Without those of device memory.
-    pub(super) host_borders: Borders,
     /// The first ones, if they were looked at.
     head: Vec<CopyDescriptor>,
     given: usize,
-    sources: Vec<Box<dyn CopySource + 'a>>,
+    /// The last is first; made when a piece is first asked for.
+    sources: Option<Vec<Box<dyn CopySource + 'a>>>,
 }
 
 impl<'a> Fragments<'a> {
-    pub(super) fn of(plans: &[&'a Plan<'a>], direction: Direction) -> Self {
-        let (mut sources, mut count): (Vec<Box<dyn CopySource + 'a>>, u64) = (Vec::new(), 0);
-        for plan in plans.iter().rev() {
-            match plan {
-                Plan::Ranges(plan) => {
-                    count += (plan.checked.small + plan.checked.large) as u64;
-                    sources.push(Box::new(plan.pieces(Want::All)));
-                }
-                Plan::Forms(plan) => {
-                    count += plan.copies.iter().map(CompactCopy::count).sum::<u64>();
-                    let pieces = plan.copies.iter().flat_map(CompactCopy::pieces);
-                    sources.push(Box::new(Expanded(pieces)));
-                }
+    pub(super) fn of(plans: &'a [&'a Plan<'a>], direction: Direction) -> Self {
+        let count = |plan: &&Plan<'_>| match plan {
+            Plan::Ranges(plan) => (plan.checked.small + plan.checked.large) as u64,
+            Plan::Forms(plan) => plan.copies.iter().map(CompactCopy::count).sum(),
+        };
+        let count = plans.iter().map(count).sum();
+        let bytes = plans.iter().map(|plan| plan.bytes()).sum();
+        Self { plans, direction, bytes, count, head: Vec::new(), given: 0, sources: None }
+    }
+
+    pub(super) fn borders(&self) -> Borders {
+        Borders::of(self.plans)
+    }
+
+    /// Without those of device memory, where a buffer is instead.
+    pub(super) fn host_borders(&self) -> Borders {
+        match self.direction {
+            Direction::Store => {
+                Borders { src: Windows::default(), dst: Borders::of_end(self.plans, Op::Read) }
+            }
+            Direction::Load => {
+                Borders { src: Borders::of_end(self.plans, Op::Write), dst: Windows::default() }
             }
         }
-        let borders = Borders::of(plans);
-        let host_borders = Borders::of(plans).in_host_memory(direction);
-        let bytes = plans.iter().map(|plan| plan.bytes()).sum();
-        let (head, given) = (Vec::new(), 0);
-        Self { direction, bytes, count, borders, host_borders, head, given, sources }
     }
 
     /// Looks at the first ones, before any is taken.
@@ -222,7 +218,7 @@ impl<'a> Fragments<'a> {
     }
 }
 
-impl CopySource for Fragments<'_> {
+impl<'a> CopySource for Fragments<'a> {
     fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize {
         if self.given < self.head.len() {
             let rest = &self.head[self.given..];
@@ -231,9 +227,19 @@ impl CopySource for Fragments<'_> {
             self.given += count;
             return count;
         }
-        while let Some(source) = self.sources.last_mut() {
+        let begun = |plan: &&'a Plan<'a>| -> Box<dyn CopySource + 'a> {
+            match plan {
+                Plan::Ranges(plan) => Box::new(plan.pieces(Want::All)),
+                Plan::Forms(plan) => {
+                    Box::new(Expanded(plan.copies.iter().flat_map(CompactCopy::pieces)))
+                }
+            }
+        };
+        let plans = self.plans;
+        let sources = self.sources.get_or_insert_with(|| plans.iter().rev().map(begun).collect());
+        while let Some(source) = sources.last_mut() {
             match source.fill(slot) {
-                0 => drop(self.sources.pop()),
+                0 => drop(sources.pop()),
                 count => return count,
             }
         }

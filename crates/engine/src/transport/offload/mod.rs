@@ -248,14 +248,14 @@ impl Offload {
             if asked.mode == OffloadMode::Staged
                 && choice::is_scattered(
                     &costs,
-                    &Shape::of(&plans, &mut fragments).with_staged(&mut fragments),
+                    &Shape::of(&mut fragments).with_staged(&mut fragments),
                 )
             {
                 listed = Some(List::of(&mut fragments, &mut memory));
             }
             asked
         } else {
-            let shape = Shape::of(&plans, &mut fragments);
+            let shape = Shape::of(&mut fragments);
             throttle = lock(&self.steps[index]).throttle();
             let policy = self.config.policy;
             choice::choose_at_once(policy, throttle, &shape).unwrap_or_else(|| {
@@ -290,8 +290,8 @@ impl Offload {
             }
             let pieces = std::mem::take(&mut memory.list);
             let borders = match choice.mode {
-                OffloadMode::Staged => fragments.host_borders,
-                _ => fragments.borders,
+                OffloadMode::Staged => fragments.host_borders(),
+                _ => fragments.borders(),
             };
             // Whoever submits is told now, and not the batch later.
             way.lane.check()?;
@@ -304,7 +304,7 @@ impl Offload {
                 OffloadMode::Direct => start_direct(&way.lane, parts, order, &mut submitted)?,
                 OffloadMode::Kernel => start_kernel(&way.lane, parts, order, &mut submitted)?,
                 OffloadMode::Auto | OffloadMode::Staged => {
-                    let borders = std::mem::take(&mut fragments.host_borders);
+                    let borders = fragments.host_borders();
                     let (bytes, count) = (fragments.bytes, fragments.count);
                     let mut list = SliceSource(&memory.list);
                     let source: &mut dyn CopySource = match listed {
@@ -414,7 +414,7 @@ impl Offload {
         let mut submitted = Submitted::nothing();
         submitted.bytes = fragments.bytes;
         let grid = kernel.then_some(lane.tuning.values.max_grid_blocks);
-        let submit = step_without_buffers(lane, grid, fragments.borders, &mut submitted);
+        let submit = step_without_buffers(lane, grid, fragments.borders(), &mut submitted);
         let step_bytes = self.config.offload_chunk_bytes;
         lane.check()?;
         let worker = self.worker(index, &lane.device)?;
