@@ -197,8 +197,8 @@ impl<'a> CompactCopy<'a> {
         }
     }
 
-    /// As the kernel reads it, with its page lists at these device addresses (0 for none), after
-    /// `before` units of the same launch.
+    /// As the kernel reads it, with its page lists at these device addresses (0 for none, [`NARROW`]
+    /// added for numbers of 16 bits), after `before` units of the same launch.
     pub(crate) fn descriptor(
         &self,
         division: &Division,
