@@ -190,8 +190,8 @@ fn blocks_of_forms<'a>(forms: impl Iterator<Item = &'a CompactCopy<'a>>) -> (Vec
         for block in form.blocks() {
             looked += 1;
             seen += (block.len * block.count / form.len) as usize;
-            let mut of_form = blocks[first..].iter_mut();
-            if !of_form.next_back().is_some_and(|last| last.join(&block)) {
+            let joined = blocks[first..].last_mut().is_some_and(|last| last.join(&block));
+            if !joined {
                 blocks.push(block);
             }
             if seen >= LOOK || looked.is_multiple_of(FEW) && is_apart(blocks.len(), seen) {

@@ -1,5 +1,7 @@
 //! What a batch between a GPU and host memory copies, piece by piece, as its device sees it.
 
+use std::slice;
+
 use kvferry_device::{CompactCopy, CopyDescriptor, CopySource, Rows};
 
 use crate::plan::{Op, Want};
@@ -143,8 +145,9 @@ pub(super) struct Fragments<'a> {
     /// The first ones, if they were looked at.
     head: Vec<CopyDescriptor>,
     given: usize,
-    /// The last is first; made when a piece is first asked for.
-    sources: Option<Vec<Box<dyn CopySource + 'a>>>,
+    /// The plan whose pieces are taken now, and those that come after it.
+    now: Option<Box<dyn CopySource + 'a>>,
+    next: slice::Iter<'a, &'a Plan<'a>>,
 }
 
 impl<'a> Fragments<'a> {
@@ -155,7 +158,8 @@ impl<'a> Fragments<'a> {
         };
         let count = plans.iter().map(count).sum();
         let bytes = plans.iter().map(|plan| plan.bytes()).sum();
-        Self { plans, direction, bytes, count, head: Vec::new(), given: 0, sources: None }
+        let next = plans.iter();
+        Self { plans, direction, bytes, count, head: Vec::new(), given: 0, now: None, next }
     }
 
     pub(super) fn borders(&self) -> Borders {
@@ -166,10 +170,10 @@ impl<'a> Fragments<'a> {
     pub(super) fn host_borders(&self) -> Borders {
         match self.direction {
             Direction::Store => {
-                Borders { src: Windows::default(), dst: Borders::of_end(self.plans, Op::Read) }
+                Borders { dst: Borders::of_end(self.plans, Op::Read), ..Borders::default() }
             }
             Direction::Load => {
-                Borders { src: Borders::of_end(self.plans, Op::Write), dst: Windows::default() }
+                Borders { src: Borders::of_end(self.plans, Op::Write), ..Borders::default() }
             }
         }
     }
@@ -218,7 +222,7 @@ impl<'a> Fragments<'a> {
     }
 }
 
-impl<'a> CopySource for Fragments<'a> {
+impl CopySource for Fragments<'_> {
     fn fill(&mut self, slot: &mut [CopyDescriptor]) -> usize {
         if self.given < self.head.len() {
             let rest = &self.head[self.given..];
@@ -227,23 +231,21 @@ impl<'a> CopySource for Fragments<'a> {
             self.given += count;
             return count;
         }
-        let begun = |plan: &&'a Plan<'a>| -> Box<dyn CopySource + 'a> {
-            match plan {
+        loop {
+            if let Some(now) = &mut self.now {
+                let count = now.fill(slot);
+                if count > 0 {
+                    return count;
+                }
+            }
+            let Some(plan) = self.next.next() else { return 0 };
+            self.now = Some(match plan {
                 Plan::Ranges(plan) => Box::new(plan.pieces(Want::All)),
                 Plan::Forms(plan) => {
                     Box::new(Expanded(plan.copies.iter().flat_map(CompactCopy::pieces)))
                 }
-            }
-        };
-        let plans = self.plans;
-        let sources = self.sources.get_or_insert_with(|| plans.iter().rev().map(begun).collect());
-        while let Some(source) = sources.last_mut() {
-            match source.fill(slot) {
-                0 => drop(sources.pop()),
-                count => return count,
-            }
+            });
         }
-        0
     }
 }
 
