@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use kvferry_device::nvtx::NvtxRange;
 use kvferry_device::{Ticket, Verdict};
+use smallvec::SmallVec;
 use tracing::Span;
 
 use crate::ended::{Ended, Facts, Fallback};
 use crate::error::{Error, RangeError, Result, Side};
 use crate::mapping::OpenMapping;
+use crate::mostly_one::MostlyOne;
 use crate::registry::{HostLock, Pin};
 use crate::target::Target;
 use crate::transport::tcp::Transfer;
@@ -143,7 +145,7 @@ pub(crate) struct Pending {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AllPending {
     /// Of the device's queue.
-    pub(crate) submissions: Arc<[Pending]>,
+    pub(crate) submissions: MostlyOne<Pending>,
     /// Submitted step by step.
     pub(crate) paced: Arc<[Arc<Paced>]>,
     /// Over TCP.
@@ -179,10 +181,10 @@ impl OverlapVerdict {
 /// memory registered.
 #[derive(Debug, Default)]
 pub(crate) struct Holds {
-    pub(crate) targets: Vec<Target>,
-    pub(crate) _locks: Vec<Arc<HostLock>>,
-    pub(crate) _pins: Vec<Pin>,
-    pub(crate) _mappings: Vec<Arc<OpenMapping>>,
+    pub(crate) targets: MostlyOne<Target>,
+    pub(crate) _locks: MostlyOne<Arc<HostLock>>,
+    pub(crate) _pins: SmallVec<[Pin; 2]>,
+    pub(crate) _mappings: MostlyOne<Arc<OpenMapping>>,
 }
 
 #[derive(Debug)]
@@ -330,7 +332,7 @@ impl Batches {
     }
 
     /// What a batch waits for that runs, and its targets.
-    pub(crate) fn in_flight(&self, id: BatchId) -> Result<Option<(AllPending, Vec<Target>)>> {
+    pub(crate) fn in_flight(&self, id: BatchId) -> Result<Option<(AllPending, MostlyOne<Target>)>> {
         let mut state = self.state();
         let running = state.get(id)?.running.as_ref();
         Ok(running.map(|running| (running.pending.clone(), running.holds.targets.clone())))

@@ -17,6 +17,7 @@ mod lease;
 mod mapping;
 pub mod measure;
 mod meters;
+mod mostly_one;
 mod pinned;
 mod plan;
 pub mod profile;

@@ -1,13 +1,15 @@
 //! Registered memory: who owns an address, in which allocation, and who uses it now.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use foldhash::HashMap;
 use kvferry_device::{Allocation, Device, DeviceUuid, Export, Mapping, Vendor, private_memory};
 use kvferry_wire::segment::SegmentRef;
+use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::pinned::{PinnedAccount, PinnedShare};
@@ -436,7 +438,7 @@ impl Registry {
         &self,
         table: &Table,
         windows: impl Iterator<Item = usize>,
-        pins: &mut Vec<Pin>,
+        pins: &mut SmallVec<[Pin; 2]>,
     ) -> Result<()> {
         let before = pins.len();
         let regions = windows.flat_map(|window| &table.regions[table.members[window].clone()]);

@@ -30,15 +30,8 @@ impl<D: Driver> GpuQueue<D> {
             // SAFETY: the caller's contract.
             unsafe { self.launch_compact(open, work.compact) }?;
         } else {
-            let mut buffer = [CopyDescriptor::default(); INLINE_DESCRIPTORS];
-            loop {
-                let count = work.pieces.fill(&mut buffer);
-                if count == 0 {
-                    break;
-                }
-                // SAFETY: the caller's contract.
-                unsafe { self.copy(open, &buffer[..count]) }?;
-            }
+            // SAFETY: the caller's contract.
+            unsafe { self.copy_pieces(open, work.pieces) }?;
             // SAFETY: the caller's contract.
             unsafe { self.copy_compact(open, work.compact) }?;
         }
@@ -272,6 +265,27 @@ impl<D: Driver> GpuQueue<D> {
             unsafe { self.device.driver.copy(stream, dst, src, len) }?;
         }
         Ok(())
+    }
+
+    /// # Safety
+    /// As [`Queue::submit`]; the driver's scope is entered.
+    unsafe fn copy_pieces(
+        &mut self,
+        open: &mut Open<D>,
+        pieces: &mut dyn CopySource,
+    ) -> Result<()> {
+        let mut few = std::mem::take(&mut self.few_list);
+        let mut copied = Ok(());
+        while copied.is_ok() {
+            let count = pieces.fill(&mut few);
+            if count == 0 {
+                break;
+            }
+            // SAFETY: the caller's contract.
+            copied = unsafe { self.copy(open, &few[..count]) };
+        }
+        self.few_list = few;
+        copied
     }
 
     /// # Safety

@@ -145,8 +145,8 @@ impl Engine {
         let told = Told { span: facts.span(parts, bytes), facts, _range };
         // An empty list without memory of its own is the rule.
         let paced = if paced.is_empty() { Arc::default() } else { paced.into() };
-        let submissions = pending.into();
-        let pending = AllPending { submissions, paced, transfer, overlap: overlap.map(Arc::new) };
+        let pending =
+            AllPending { submissions: pending, paced, transfer, overlap: overlap.map(Arc::new) };
         let id = self.batches.insert_running(pending, failure, bytes, (path, choice), holds, told);
         if let Some(notifier) = self.notifier.get() {
             notifier.wake();
@@ -182,7 +182,7 @@ impl Engine {
         let mut all = Behind::default();
         for &id in batches {
             let (_, is_over_tcp) = self.batches.ask(id, |pending| {
-                all.pending.extend_from_slice(&pending.submissions);
+                all.pending.extend(pending.submissions.iter().cloned());
                 for paced in pending.paced.iter() {
                     match paced.submissions() {
                         Some(steps) => all.pending.extend(steps),

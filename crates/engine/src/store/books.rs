@@ -1,14 +1,17 @@
 //! What the store knows: which pages are stored where, which operations run, and what they use.
 //! Nothing here waits.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
+
+use foldhash::HashMap;
 
 use super::runs::Runs;
 use super::{PageKey, StoreError};
 use crate::batch::{BatchId, State};
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::mostly_one::MostlyOne;
 
 /// What an operation does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +37,11 @@ pub(super) struct Operation {
     pub(super) bytes: u64,
     pub(super) outcome: Arc<Outcome>,
     /// Of a page-out: what it stores.
-    pub(super) keys: Vec<PageKey>,
+    pub(super) keys: MostlyOne<PageKey>,
     /// First slots of the groups that it reads or writes, once for each use.
-    pub(super) groups: Vec<u32>,
+    pub(super) groups: MostlyOne<u32>,
     /// Page-outs of what it reads.
-    pub(super) sources: Vec<Arc<Outcome>>,
+    pub(super) sources: MostlyOne<Arc<Outcome>>,
 }
 
 /// Neighbouring pages that were paged out together. Its memory is free again once none of them is
@@ -138,8 +141,8 @@ impl Books {
         Self {
             device,
             runs,
-            groups: HashMap::new(),
-            entries: HashMap::new(),
+            groups: HashMap::default(),
+            entries: HashMap::default(),
             operations: VecDeque::new(),
             first: 1,
             uses: vec![Uses::default(); device_pages as usize],
@@ -185,7 +188,7 @@ impl Books {
             Ok(State::Failed(error)) | Err(error) => Some(error),
         };
         // What it read had to be there first, so those have ended, too.
-        let sources: Vec<_> = operation.sources.iter().map(|it| it.number).collect();
+        let sources: MostlyOne<_> = operation.sources.iter().map(|it| it.number).collect();
         if !sources.iter().all(|&source| self.has_ended(engine, source)) && failure.is_none() {
             return false;
         }
@@ -288,12 +291,12 @@ impl Books {
     }
 
     /// Who has to be done before a page of the device is read.
-    pub(super) fn before_reading(&self, page: u32, behind: &mut Vec<u64>) {
+    pub(super) fn before_reading(&self, page: u32, behind: &mut MostlyOne<u64>) {
         behind.push(self.uses[page as usize].writer);
     }
 
     /// Who has to be done before a page of the device is written.
-    pub(super) fn before_writing(&self, page: u32, behind: &mut Vec<u64>) {
+    pub(super) fn before_writing(&self, page: u32, behind: &mut MostlyOne<u64>) {
         let uses = &self.uses[page as usize];
         behind.push(uses.writer);
         behind.extend_from_slice(&uses.readers);
@@ -315,7 +318,7 @@ impl Books {
     }
 
     /// The batches of those operations that may run.
-    pub(super) fn batches(&self, mut numbers: Vec<u64>) -> Vec<BatchId> {
+    pub(super) fn batches(&self, mut numbers: MostlyOne<u64>) -> MostlyOne<BatchId> {
         numbers.sort_unstable();
         numbers.dedup();
         let running = numbers.into_iter().filter_map(|number| self.running(number));

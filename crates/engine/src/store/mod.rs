@@ -30,6 +30,7 @@ use self::shape::{Move, Numbers};
 use crate::batch::{BatchId, State};
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::mostly_one::MostlyOne;
 use crate::plan::{Op, Paged, Pages};
 use crate::request::{Copies, OffloadMode, Part, SubmitOptions};
 use crate::target::Target;
@@ -120,7 +121,7 @@ impl PageStore {
     /// the engine's. Nothing was begun then.
     pub fn page_out(&self, pages: &[(u32, PageKey)], after: Option<Producer>) -> Result<PageBatch> {
         self.check_pages(pages.iter().map(|&(page, _)| page))?;
-        let mut keys: Vec<_> = pages.iter().map(|&(_, key)| key).collect();
+        let mut keys: MostlyOne<_> = pages.iter().map(|&(_, key)| key).collect();
         keys.sort_unstable();
         if let Some(twice) = keys.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(StoreError::KeyTwice { key: twice[0] });
@@ -129,9 +130,9 @@ impl PageStore {
             return Ok(PageBatch(None));
         }
         let mut books = self.wait_for_room(pages)?;
-        let mut sorted = pages.to_vec();
+        let mut sorted = MostlyOne::from_slice(pages);
         sorted.sort_unstable();
-        let mut moves = Vec::with_capacity(pages.len());
+        let mut moves = MostlyOne::new();
         let mut rest = &sorted[..];
         while let Some(&(page, _)) = rest.first() {
             let run = neighbours(&self.shape, rest);
@@ -148,9 +149,9 @@ impl PageStore {
             ));
             rest = &rest[group as usize..];
         }
-        let mut behind = Vec::new();
+        let mut behind = MostlyOne::new();
         pages.iter().for_each(|&(page, _)| books.before_reading(page, &mut behind));
-        let mut places: Vec<_> = moves.iter().map(|&(.., place)| place).collect();
+        let mut places: MostlyOne<_> = moves.iter().map(|&(.., place)| place).collect();
         let bytes = self.bytes(pages.len());
         let submitted = self.submit(&books, Op::Write, &mut places, after, behind);
         let batch = submitted.inspect_err(|_| {
@@ -170,7 +171,7 @@ impl PageStore {
         }
         books.statistics.evictions += pages.len() as u64;
         let groups = moves.iter().map(|&(first, ..)| first).collect();
-        let (kind, sources) = (Kind::Out, Vec::new());
+        let (kind, sources) = (Kind::Out, MostlyOne::new());
         let its = Arc::clone(&outcome);
         books.begin(Operation { kind, bytes, outcome: its, keys, groups, sources });
         Ok(PageBatch(Some(outcome)))
@@ -189,9 +190,9 @@ impl PageStore {
         self.check_pages(pages.iter().map(|&(_, page)| page))?;
         let mut books = self.books()?;
         books.look_at_oldest(&self.engine);
-        let mut found = Vec::with_capacity(pages.len());
-        let mut behind = Vec::new();
-        let mut sources: Vec<Arc<Outcome>> = Vec::new();
+        let mut found: MostlyOne<_> = MostlyOne::new();
+        let mut behind = MostlyOne::new();
+        let mut sources: MostlyOne<Arc<Outcome>> = MostlyOne::new();
         for &(key, page) in pages {
             let stored = self.find(&mut books, key);
             let stored = stored.inspect_err(|_| books.statistics.misses += 1)?;
@@ -214,7 +215,7 @@ impl PageStore {
         let follow = |one: &(u32, u32, u32), next: &(u32, u32, u32)| {
             self.shape.has_neighbours() && (one.0 + 1, one.1, one.2 + 1) == (next.0, next.1, next.2)
         };
-        let mut moves: Vec<_> = found
+        let mut moves: MostlyOne<_> = found
             .chunk_by(follow)
             .map(|run| {
                 let (page, first, position) = run[0];
@@ -229,7 +230,7 @@ impl PageStore {
         pages.iter().for_each(|&(_, page)| books.writes(page, outcome.number));
         books.statistics.hits += pages.len() as u64;
         let groups = found.into_iter().map(|(_, group, _)| group).collect();
-        let (kind, keys) = (Kind::In, Vec::new());
+        let (kind, keys) = (Kind::In, MostlyOne::new());
         let its = Arc::clone(&outcome);
         books.begin(Operation { kind, bytes, outcome: its, keys, groups, sources });
         Ok(PageBatch(Some(outcome)))
@@ -241,7 +242,7 @@ impl PageStore {
     /// [`StoreError::PageOutOfRange`], and the engine's. Nothing was begun then.
     pub fn clear(&self, pages: &[u32], after: Option<Producer>) -> Result<PageBatch> {
         self.check_pages(pages.iter().copied())?;
-        let mut pages = pages.to_vec();
+        let mut pages: MostlyOne<u32> = MostlyOne::from_slice(pages);
         pages.sort_unstable();
         pages.dedup();
         let mut books = self.books()?;
@@ -249,9 +250,9 @@ impl PageStore {
         if pages.is_empty() {
             return Ok(PageBatch(None));
         }
-        let mut behind = Vec::new();
+        let mut behind = MostlyOne::new();
         pages.iter().for_each(|&page| books.before_writing(page, &mut behind));
-        let zeros = vec![0; pages.len()];
+        let zeros: MostlyOne<u32> = MostlyOne::from_elem(0, pages.len());
         let PageShape { addr, page_bytes, layers, layer_stride, page_stride, .. } = self.shape;
         let form = Paged::whole_pages(
             Pages::whole(addr, &pages, page_stride, layer_stride),
@@ -398,7 +399,7 @@ impl PageStore {
         op: Op,
         moves: &mut [Move],
         after: Option<Producer>,
-        behind: Vec<u64>,
+        behind: MostlyOne<u64>,
     ) -> Result<BatchId> {
         let mut numbers = Numbers::default();
         let forms = self.shape.forms(moves, &self.memory.addrs, &mut numbers);

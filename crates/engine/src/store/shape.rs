@@ -1,6 +1,7 @@
 //! How pages lie in the device's memory and in the store, and the forms that copy them.
 
 use super::StoreError;
+use crate::mostly_one::MostlyOne;
 use crate::plan::{Paged, Pages};
 
 /// Where the device's pages are: of each layer `pages` pages of `page_bytes`.
@@ -109,8 +110,8 @@ pub(super) struct Move {
 /// The lists of page numbers of some forms.
 #[derive(Debug, Default)]
 pub(super) struct Numbers {
-    pages: Vec<u32>,
-    slots: Vec<u32>,
+    pages: MostlyOne<u32>,
+    slots: MostlyOne<u32>,
 }
 
 impl PageShape {
@@ -120,7 +121,7 @@ impl PageShape {
         moves: &mut [Move],
         pieces: &[u64],
         numbers: &'a mut Numbers,
-    ) -> Vec<Paged<'a>> {
+    ) -> MostlyOne<Paged<'a>> {
         moves.sort_unstable();
         numbers.pages.extend(moves.iter().map(|it| it.page));
         numbers.slots.extend(moves.iter().map(|it| it.slot));

@@ -12,6 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::batch::Pending;
 use crate::config::Config;
 use crate::error::Result;
+use crate::mostly_one::MostlyOne;
 use crate::profile::Tuning;
 use crate::wait::Wait;
 
@@ -134,7 +135,7 @@ impl Lane {
     pub(super) unsafe fn submit(
         self: &Arc<Self>,
         work: &mut Work<'_>,
-        pending: &mut Vec<Pending>,
+        pending: &mut MostlyOne<Pending>,
     ) -> Result<()> {
         let pend = |ticket| Pending { lane: Arc::clone(self), ticket };
         // SAFETY: the caller's contract.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use kvferry_device::{
     CompactCopy, CopyDescriptor, CopySource, Destinations, SliceSource, Vendor, Work,
 };
+use smallvec::smallvec;
 
 use super::fences::Order;
 use super::lane::Lane;
@@ -14,6 +15,7 @@ use super::peer::Submitted;
 use super::place::{Plan, RangePlan};
 use crate::batch::Path;
 use crate::error::Result;
+use crate::mostly_one::MostlyOne;
 use crate::plan::{Checked, Pieces, Strides, Want};
 
 /// Descriptors that a batch takes from one target before it turns to the next: about a fiftieth of
@@ -73,9 +75,9 @@ impl<'a> Load<'a> {
     /// The submissions of several loads. Lists of ranges are interleaved in the launches that they
     /// share; forms are expanded by launches of their own, which run side by side if each is small
     /// enough.
-    pub(super) fn joined(loads: Vec<Self>) -> Vec<Self> {
+    pub(super) fn joined(loads: MostlyOne<Self>) -> MostlyOne<Self> {
         match loads.iter().all(|load| load.compact.is_empty()) {
-            true => vec![Self::interleaved(loads)],
+            true => smallvec![Self::interleaved(loads)],
             false => loads,
         }
     }
@@ -94,7 +96,7 @@ impl<'a> Load<'a> {
     /// # Safety
     /// As [`Queue::submit`](kvferry_device::Queue::submit).
     pub(super) unsafe fn submit(
-        loads: Vec<Self>,
+        loads: MostlyOne<Self>,
         lane: &Arc<Lane>,
         kernel: bool,
         max_grid_blocks: u32,
@@ -136,7 +138,7 @@ impl<'a> Load<'a> {
     }
 
     /// One load of several that have no forms.
-    fn interleaved(mut loads: Vec<Self>) -> Self {
+    fn interleaved(mut loads: MostlyOne<Self>) -> Self {
         if loads.len() == 1 {
             return loads.remove(0);
         }

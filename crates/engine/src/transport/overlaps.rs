@@ -3,6 +3,7 @@
 
 use crate::config::OverlapCheck;
 use crate::error::Result;
+use crate::mostly_one::MostlyOne;
 use crate::plan::{Extent, Scratch, check_form_overlaps, check_overlaps};
 use crate::request::{Copies, Part};
 
@@ -23,13 +24,13 @@ pub(super) struct Bounded<'a> {
 /// The check of one batch.
 pub(super) struct Overlaps<'a> {
     when: OverlapCheck,
-    parts: Vec<Bounded<'a>>,
+    parts: MostlyOne<Bounded<'a>>,
     /// Those that are checked before the copies passed.
     passed: bool,
 }
 
 impl<'a> Overlaps<'a> {
-    pub(super) fn new(when: OverlapCheck, parts: Vec<Bounded<'a>>) -> Self {
+    pub(super) fn new(when: OverlapCheck, parts: MostlyOne<Bounded<'a>>) -> Self {
         Self { when, parts, passed: false }
     }
 

@@ -21,6 +21,7 @@ use crate::batch::{Holds, OverlapVerdict, Path, Pending};
 use crate::config::{Config, OverlapCheck};
 use crate::ended::Fallback;
 use crate::error::{Error, Result};
+use crate::mostly_one::MostlyOne;
 use crate::plan::{Scratch, Strides};
 use crate::profile::Tuning;
 use crate::registry::Registry;
@@ -38,7 +39,7 @@ pub(crate) struct Peer {
     overlap_check: OverlapCheck,
     offload: Offload,
     /// Memory of submissions that are not running now.
-    scratch: Mutex<Vec<Scratches>>,
+    scratch: Mutex<Idle>,
 }
 
 /// What planning one part needs, kept from one batch to the next.
@@ -48,10 +49,13 @@ struct Scratches {
     strides: Strides,
 }
 
+/// Boxed, since batches take some out and put them back, and they are large.
+type Idle = Vec<Box<Scratches>>;
+
 /// A batch that was handed to a device.
 #[derive(Debug)]
 pub(crate) struct Submitted {
-    pub(crate) pending: Vec<Pending>,
+    pub(crate) pending: MostlyOne<Pending>,
     /// Submitted step by step.
     pub(crate) paced: Vec<Arc<Paced>>,
     /// Why it will have failed once it is quiet.
@@ -70,7 +74,7 @@ impl Submitted {
     /// Of a batch that no device of this engine moves.
     pub(crate) fn nothing() -> Self {
         let holds = Holds::default();
-        let (pending, paced) = (Vec::new(), Vec::new());
+        let (pending, paced) = (MostlyOne::new(), Vec::new());
         let (failure, path, choice, fallback, overlap) = (None, Path::None, None, None, None);
         Self { pending, paced, failure, bytes: 0, path, choice, fallback, holds, overlap }
     }
@@ -81,10 +85,6 @@ impl Submitted {
     }
 
     fn join(&mut self, more: Self) {
-        if self.is_nothing() && self.bytes == 0 && self.failure.is_none() {
-            *self = more;
-            return;
-        }
         self.pending.extend(more.pending);
         self.paced.extend(more.paced);
         self.failure = self.failure.take().or(more.failure);
@@ -174,48 +174,42 @@ impl Peer {
             return Err(lost);
         }
         // An empty part is wrong in nothing, whatever it names.
-        let parts: Vec<_> = parts.iter().filter(|part| !part.copies.are_empty()).collect();
+        let parts: MostlyOne<_> = parts.iter().filter(|part| !part.copies.are_empty()).collect();
         if parts.is_empty() {
             return Ok(None);
         }
         let mut scratches = self.take_scratches(parts.len());
         let submitted = self.submit_with(&mut scratches, registry, &parts, options, behind);
-        self.scratches().append(&mut scratches);
+        self.scratches().extend(scratches);
         submitted.map(Some)
     }
 
     fn submit_with(
         &self,
-        scratches: &mut [Scratches],
+        scratches: &mut [Box<Scratches>],
         registry: &Registry,
         parts: &[&Part<'_>],
         options: &SubmitOptions<'_>,
         behind: &Behind,
     ) -> Result<Submitted> {
-        let mut plans = Vec::with_capacity(parts.len());
+        let mut plans = MostlyOne::with_capacity(parts.len());
         for (part, scratches) in parts.iter().zip(&mut *scratches) {
             plans.push(self.plan(scratches, registry, part)?);
         }
         self.one_device_for_all(&plans)?;
-        let strides: Vec<_> =
-            scratches.iter_mut().map(|s| std::mem::take(&mut s.strides)).collect();
-        let mut bounded = Vec::with_capacity(parts.len());
-        for ((part, plan), scratches) in parts.iter().zip(&plans).zip(&mut *scratches) {
+        let (mut strides, mut bounded) = (MostlyOne::new(), MostlyOne::new());
+        for ((part, plan), scratches) in parts.iter().zip(&plans).zip(scratches) {
+            let Scratches { scratch, strides: its } = &mut **scratches;
             let (extent, one_space) = (plan.extent(), plan.one_space());
-            bounded.push(Bounded { part, extent, one_space, scratch: &mut scratches.scratch });
+            bounded.push(Bounded { part, extent, one_space, scratch });
+            strides.push(&*its);
         }
         let mut overlaps = Overlaps::new(self.overlap_check, bounded);
-        let submitted = self.start(plans, &strides, options, behind, &mut overlaps);
-        let submitted = submitted.map(|mut submitted| {
-            if submitted.failure.is_none() {
-                submitted.failure = overlaps.check_beside().err();
-            }
-            submitted
-        });
-        for (scratches, strides) in scratches.iter_mut().zip(strides) {
-            scratches.strides = strides;
+        let mut submitted = self.start(plans, &strides, options, behind, &mut overlaps)?;
+        if submitted.failure.is_none() {
+            submitted.failure = overlaps.check_beside().err();
         }
-        submitted
+        Ok(submitted)
     }
 
     /// Whether all that is waited for has ended. Does not block, and asks the driver only now and
@@ -237,15 +231,12 @@ impl Peer {
         Ok(())
     }
 
-    fn take_scratches(&self, count: usize) -> Vec<Scratches> {
+    fn take_scratches(&self, count: usize) -> MostlyOne<Box<Scratches>> {
         let mut pool = self.scratches();
-        let kept = pool.len().saturating_sub(count);
-        let mut taken = pool.split_off(kept);
-        taken.resize_with(count, Scratches::default);
-        taken
+        (0..count).map(|_| pool.pop().unwrap_or_default()).collect()
     }
 
-    fn scratches(&self) -> MutexGuard<'_, Vec<Scratches>> {
+    fn scratches(&self) -> MutexGuard<'_, Idle> {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

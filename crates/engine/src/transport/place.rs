@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use kvferry_device::{CompactCopy, CompactEnd, Destinations};
+use smallvec::SmallVec;
 
 use super::offload::Direction;
 use crate::error::{Result, Side};
 use crate::mapping::OpenMapping;
+use crate::mostly_one::MostlyOne;
 use crate::plan::{
     Checked, Extent, Form, Grid, Limits, Op, Pages, Pieces, Range, Relocations, Strides, Want,
     Window,
@@ -45,19 +47,19 @@ pub(super) struct FormPlan<'a> {
 pub(super) struct Place {
     pub(super) local: Arc<Table>,
     pub(super) remote: RemoteWindows,
-    pub(super) local_relocations: Vec<u64>,
-    pub(super) remote_relocations: Vec<u64>,
+    pub(super) local_relocations: SmallVec<[u64; 4]>,
+    pub(super) remote_relocations: SmallVec<[u64; 4]>,
     pub(super) target: Target,
     /// The end that is host memory, if it is one of the two and all of it, or if the processor
     /// copies.
     pub(super) host: Option<Side>,
     /// Where the device that copies sees the windows begin that are used; only if `host` is one, or
     /// there is a byte rate.
-    pub(super) local_starts: Vec<u64>,
-    pub(super) remote_starts: Vec<u64>,
-    pub(super) locks: Vec<Arc<HostLock>>,
-    pub(super) pins: Vec<Pin>,
-    pub(super) mappings: Vec<Arc<OpenMapping>>,
+    pub(super) local_starts: SmallVec<[u64; 2]>,
+    pub(super) remote_starts: SmallVec<[u64; 2]>,
+    pub(super) locks: MostlyOne<Arc<HostLock>>,
+    pub(super) pins: SmallVec<[Pin; 2]>,
+    pub(super) mappings: MostlyOne<Arc<OpenMapping>>,
 }
 
 pub(super) enum Plan<'a> {

@@ -101,8 +101,14 @@ pub(super) struct Calls {
 
 impl Calls {
     fn of(blocks: &[Rows]) -> Self {
-        let rows = blocks.iter().map(|block| block.count as f64).sum();
-        Self { calls: blocks.len() as f64, rows }
+        let mut calls = Self::default();
+        blocks.iter().for_each(|block| calls.count(block));
+        calls
+    }
+
+    fn count(&mut self, block: &Rows) {
+        self.calls += 1.0;
+        self.rows += block.count as f64;
     }
 
     fn times(self, factor: f64) -> Self {
@@ -136,13 +142,13 @@ impl Shape {
             Plan::Forms(plan) => Some(&plan.copies[..]),
             Plan::Ranges(_) => None,
         });
-        let (blocks, seen) = match forms.collect::<Option<Vec<_>>>() {
-            Some(forms) => blocks_of_forms(forms.into_iter().flatten()),
-            None => blocks_of_pieces(fragments.look()),
+        let (direct, seen) = match forms.clone().all(|forms| forms.is_some()) {
+            true => calls_of_forms(forms.flatten().flatten()),
+            false => calls_of_pieces(fragments.look()),
         };
         let seen = (seen as f64).max(1.0);
         let pieces = (fragments.count as f64).max(seen);
-        let direct = Calls::of(&blocks).times(pieces / seen);
+        let direct = direct.times(pieces / seen);
         Self { bytes: fragments.bytes as f64, pieces, direct, staged: Calls::default() }
     }
 
@@ -166,7 +172,7 @@ impl Shape {
 }
 
 /// Blocks of rows of the first pieces, and how many of those they hold.
-fn blocks_of_pieces(fragments: &Fragments<'_>) -> (Vec<Rows>, usize) {
+fn calls_of_pieces(fragments: &Fragments<'_>) -> (Calls, usize) {
     let (head, borders) = (fragments.head(), fragments.borders());
     let mut blocks = Vec::with_capacity(head.len());
     let mut seen = 0;
@@ -179,27 +185,31 @@ fn blocks_of_pieces(fragments: &Fragments<'_>) -> (Vec<Rows>, usize) {
             break;
         }
     }
-    (blocks, seen)
+    (Calls::of(&blocks), seen)
 }
 
 /// The same of forms, whose blocks need not be found piece by piece.
-fn blocks_of_forms<'a>(forms: impl Iterator<Item = &'a CompactCopy<'a>>) -> (Vec<Rows>, usize) {
-    let (mut blocks, mut seen, mut looked): (Vec<Rows>, _, usize) = (Vec::new(), 0, 0);
+fn calls_of_forms<'a>(forms: impl Iterator<Item = &'a CompactCopy<'a>>) -> (Calls, usize) {
+    let (mut calls, mut seen, mut looked) = (Calls::default(), 0, 0usize);
     for form in forms {
-        let first = blocks.len();
+        // The copy engine takes no two forms as one.
+        let mut last: Option<Rows> = None;
         for block in form.blocks() {
             looked += 1;
             seen += (block.len * block.count / form.len) as usize;
-            let joined = blocks[first..].last_mut().is_some_and(|last| last.join(&block));
-            if !joined {
-                blocks.push(block);
+            if !last.as_mut().is_some_and(|last| last.join(&block)) {
+                last.replace(block).iter().for_each(|whole| calls.count(whole));
             }
-            if seen >= LOOK || looked.is_multiple_of(FEW) && is_apart(blocks.len(), seen) {
-                return (blocks, seen);
+            let enough = seen >= LOOK
+                || looked.is_multiple_of(FEW) && is_apart(calls.calls as usize + 1, seen);
+            if enough {
+                last.iter().for_each(|last| calls.count(last));
+                return (calls, seen);
             }
         }
+        last.iter().for_each(|last| calls.count(last));
     }
-    (blocks, seen)
+    (calls, seen)
 }
 
 /// The DMAs that host memory takes if the pieces lie side by side in device memory.
@@ -377,20 +387,19 @@ mod tests {
     #[test]
     fn forms_are_judged_by_the_blocks_that_the_copy_engine_takes() {
         let (apart, stored) = ([7, 2, 11], [0, 1, 2]);
-        let (blocks, seen) = blocks_of_forms([&pages(&apart, &stored, 64)].into_iter());
-        assert_eq!((blocks.len(), seen), (3, 192), "a block for each page");
+        let of = |forms: &[CompactCopy<'_>]| {
+            let (Calls { calls, rows }, seen) = calls_of_forms(forms.iter());
+            (calls as usize, rows as usize, seen)
+        };
+        assert_eq!(of(&[pages(&apart, &stored, 64)]), (3, 192, 192), "a block for each page");
         let end = CompactEnd { page_stride: 4096, layer_stride: 1 << 20, ..CompactEnd::default() };
         let beside = CompactCopy { src: end, dst: end, len: 4096, rows: 1, layers: 64, pages: 2 };
-        let (blocks, seen) = blocks_of_forms([&beside, &beside].into_iter());
-        let wide: Vec<_> = blocks.iter().map(|block| (block.len, block.count)).collect();
-        assert_eq!((wide, seen), (vec![(2 * 4096, 64); 2], 256), "pages side by side");
+        assert_eq!(of(&[beside, beside]), (2, 128, 256), "pages side by side");
         let many: Vec<u32> = (0..1000).map(|page| page * 7 % 1000).collect();
-        let (blocks, seen) = blocks_of_forms([&pages(&many, &many, 64)].into_iter());
-        assert_eq!((blocks.len(), seen), (4, LOOK), "no more than tell");
-        let (blocks, seen) = blocks_of_forms([&pages(&many, &many, 1)].into_iter());
-        assert_eq!((blocks.len(), seen), (FEW, FEW), "pieces that nothing follows");
+        assert_eq!(of(&[pages(&many, &many, 64)]), (4, LOOK, LOOK), "no more than tell");
+        assert_eq!(of(&[pages(&many, &many, 1)]), (FEW, FEW, FEW), "pieces that nothing follows");
         let nothing = CompactCopy { len: 0, ..beside };
-        assert_eq!(blocks_of_forms([&nothing].into_iter()), (vec![], 0));
+        assert_eq!(of(&[nothing]), (0, 0, 0));
     }
 
     /// What was the quickest on one H200 (2026-11-30), or within a twentieth of it.

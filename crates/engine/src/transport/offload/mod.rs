@@ -17,11 +17,11 @@ mod stages;
 mod steps;
 mod submit;
 
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use foldhash::HashSet;
 use kvferry_device::{
     Capabilities, CopyDescriptor, CopySource, Device, QueueOptions, SliceSource, Vendor,
 };
@@ -47,6 +47,7 @@ use super::place::Plan;
 use crate::batch::Path;
 use crate::config::{Config, Policy};
 use crate::error::{Error, Result};
+use crate::mostly_one::MostlyOne;
 use crate::plan::Strides;
 use crate::request::{OffloadMode, SubmitOptions};
 
@@ -229,7 +230,7 @@ impl Offload {
         let way = self.way(index, direction)?;
         let batch_min = way.lane.tuning.values.batch_min;
         let costs = Costs::of(&way.lane.tuning.host_link);
-        let plans: Vec<_> = parts.iter().map(|&(plan, _)| plan).collect();
+        let plans: MostlyOne<_> = parts.iter().map(|&(plan, _)| plan).collect();
         let direct = |reason| Choice { mode: OffloadMode::Direct, in_steps: false, reason };
         let wants = |asked: Option<Choice>| match asked.map(|asked| asked.mode) {
             Some(OffloadMode::Direct) => false,

@@ -16,6 +16,7 @@ use kvferry_device::{CopyDescriptor, Ticket};
 use super::lock;
 use crate::batch::Pending;
 use crate::error::{Error, Result};
+use crate::mostly_one::MostlyOne;
 use crate::transport::lane::Lane;
 use crate::wait::punctual_naps;
 
@@ -71,7 +72,8 @@ impl Paced {
 }
 
 /// Submits a step's pieces; what may run is in the list, also behind an error.
-pub(super) type Submit = Box<dyn FnMut(&[CopyDescriptor], &mut Vec<Pending>) -> Result<()> + Send>;
+pub(super) type Submit =
+    Box<dyn FnMut(&[CopyDescriptor], &mut MostlyOne<Pending>) -> Result<()> + Send>;
 
 /// A batch for a worker.
 pub(super) struct Job {
@@ -93,7 +95,7 @@ pub(super) struct Job {
 
 /// A step that was submitted.
 struct Step {
-    pending: Vec<Pending>,
+    pending: MostlyOne<Pending>,
     bytes: u64,
     since: Instant,
 }
@@ -382,7 +384,7 @@ fn advance(running: &mut Running, pace: &mut Pace, now: Instant) -> Advance {
             || running.in_flight_bytes() + running.job.step_bytes <= running.job.most_in_flight)
     {
         let (step, bytes) = running.take_step();
-        let mut pending = Vec::new();
+        let mut pending = MostlyOne::new();
         let submitted = (running.job.submit)(&step, &mut pending);
         pace.begins(bytes, now);
         if let Err(error) = submitted {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::paced::Paced;
 use crate::batch::Pending;
+use crate::mostly_one::MostlyOne;
 use crate::transport::peer::Submitted;
 
 /// Steps of a round, of which a p99 is taken: the third longest.
@@ -55,7 +56,7 @@ impl Window {
 /// A batch that may run.
 #[derive(Debug)]
 struct Moving {
-    pending: Vec<Pending>,
+    pending: MostlyOne<Pending>,
     paced: Vec<Arc<Paced>>,
 }
 

@@ -1,5 +1,6 @@
 //! How each way hands a batch to its queue.
 
+use std::borrow::Cow;
 use std::slice;
 use std::sync::Arc;
 
@@ -178,10 +179,11 @@ pub(super) fn start_direct(
     submitted: &mut Submitted,
 ) -> Result<()> {
     let mut large = Vec::new();
-    let mut compact: Vec<CompactCopy<'_>> = Vec::new();
+    let mut compact = Cow::Borrowed(&[][..]);
     for &(plan, strides) in parts {
         match plan {
-            Plan::Forms(plan) => compact.extend(&plan.copies),
+            Plan::Forms(plan) if compact.is_empty() => compact = Cow::Borrowed(&plan.copies),
+            Plan::Forms(plan) => compact.to_mut().extend(&plan.copies),
             Plan::Ranges(ranges) => {
                 let borders = Borders::of(&[plan]);
                 let mut blocks: Vec<Rows> = Vec::new();
@@ -199,7 +201,7 @@ pub(super) fn start_direct(
                     let mut pieces = ranges.pieces_of(&ranges.ranges[slice.clone()], Want::All);
                     append_all(&mut blocks, &mut pieces, &borders);
                 }
-                split(blocks, &mut compact, &mut large);
+                split(blocks, compact.to_mut(), &mut large);
             }
         }
     }

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use kvferry_device::{Device, DeviceUuid, Vendor, host_uuid};
+use smallvec::{SmallVec, smallvec};
 
 use super::{Peer, Scratches};
 use crate::error::{Error, RangeError, Result, Side};
+use crate::mostly_one::MostlyOne;
 use crate::plan::{
     Form, Limits, Op, Range, Scratch, check_bounds, check_bounds_and_mark, check_form_bounds,
     find_strides,
@@ -118,14 +120,14 @@ impl Peer {
         let executor = &self.lanes[device].device;
         // Host memory of this process that a GPU copies.
         let in_place = |owner: DeviceUuid| owner == host_uuid() && executor.info().uuid != owner;
-        let mut pins = Vec::new();
+        let mut pins = SmallVec::new();
         registry.pin(&local, scratch.local_windows(), &mut pins)?;
         if let RemoteWindows::Direct(registry, table) = &remote {
             registry.pin(table, scratch.remote_windows(), &mut pins)?;
         }
-        let mut local_relocations = Vec::new();
-        let mut remote_relocations = vec![0; remote.windows().len()];
-        let (mut locks, mut mappings) = (Vec::new(), Vec::new());
+        let mut local_relocations = SmallVec::new();
+        let mut remote_relocations = smallvec![0; remote.windows().len()];
+        let (mut locks, mut mappings) = (MostlyOne::new(), MostlyOne::new());
         for window in scratch.local_windows() {
             let key = local.allocations[window];
             // All local ends lie on one device, so all of them are locked or none.
@@ -158,7 +160,7 @@ impl Peer {
             }
         }
         let host = host_end(executor, &local, &remote, scratch);
-        let (mut local_starts, mut remote_starts) = (Vec::new(), Vec::new());
+        let (mut local_starts, mut remote_starts) = (SmallVec::new(), SmallVec::new());
         if host.is_some() || self.offload.may_pace() {
             local_starts.extend(scratch.local_windows().map(|window| {
                 let relocation = local_relocations.get(window).copied().unwrap_or(0);

@@ -3,11 +3,13 @@
 use std::sync::PoisonError;
 
 use kvferry_device::{Capabilities, Vendor};
+use smallvec::smallvec;
 
 use super::{Peer, Submitted};
 use crate::batch::{Holds, OverlapVerdict};
 use crate::ended::Fallback;
 use crate::error::{Error, Result, Side};
+use crate::mostly_one::MostlyOne;
 use crate::plan::{Op, Strides};
 use crate::request::SubmitOptions;
 use crate::transport::fences::{Behind, Order};
@@ -21,31 +23,35 @@ impl Peer {
     /// Starts plans of one device. `strides` belong to the parts, and so to the plans, by position.
     pub(super) fn start(
         &self,
-        plans: Vec<Plan<'_>>,
-        strides: &[Strides],
+        plans: MostlyOne<Plan<'_>>,
+        strides: &[&Strides],
         options: &SubmitOptions<'_>,
         behind: &Behind,
         overlaps: &mut Overlaps<'_>,
     ) -> Result<Submitted> {
-        let parts: Vec<_> = plans.iter().zip(strides).collect();
+        let parts: MostlyOne<_> = plans.iter().zip(strides.iter().copied()).collect();
         let fences = behind.fences()?;
         let order = Order { after: options.after, behind: fences.list(), paced: &behind.paced };
-        let mut all = Submitted::nothing();
+        let mut all: Option<Submitted> = None;
         for direction in [None, Some(Direction::Store), Some(Direction::Load)] {
             let goes = |(plan, _): &&(&Plan<'_>, &Strides)| plan.direction() == direction;
-            let some: Vec<_> = parts.iter().filter(goes).copied().collect();
+            let some: MostlyOne<_> = parts.iter().filter(goes).copied().collect();
             if some.is_empty() {
                 continue;
             }
-            match self.start_some(direction, &some, options, order, overlaps) {
-                Ok(more) => all.join(more),
-                Err(error) if all.is_nothing() => return Err(error),
-                Err(error) => all.failure = Some(error),
+            let started = self.start_some(direction, &some, options, order, overlaps);
+            match (started, &mut all) {
+                (Ok(first), None) => all = Some(first),
+                (Ok(more), Some(all)) => all.join(more),
+                (Err(error), Some(all)) if !all.is_nothing() => all.failure = Some(error),
+                (Err(error), _) => return Err(error),
             }
-            if all.failure.is_some() {
+            if all.as_ref().is_some_and(|all| all.failure.is_some()) {
                 break;
             }
         }
+        drop(parts);
+        let mut all = all.unwrap_or_else(Submitted::nothing);
         all.holds = holds(plans);
         Ok(all)
     }
@@ -136,11 +142,11 @@ impl Peer {
     }
 }
 
-fn holds(plans: Vec<Plan<'_>>) -> Holds {
+fn holds(plans: MostlyOne<Plan<'_>>) -> Holds {
     let mut places = plans.into_iter().map(Plan::into_place);
     let Some(first) = places.next() else { return Holds::default() };
     let mut holds = Holds {
-        targets: vec![first.target],
+        targets: smallvec![first.target],
         _locks: first.locks,
         _pins: first.pins,
         _mappings: first.mappings,
