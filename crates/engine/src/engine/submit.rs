@@ -95,11 +95,12 @@ impl Engine {
                 Some((tcp, planned))
             }
         };
-        let submitted = self.peer.submit(&self.registry, &near, options, &behind)?;
-        let Some((submitted, transfer)) = (match planned {
-            None => submitted.map(|submitted| (submitted, None)),
+        let mut all = Submitted::nothing();
+        let mut moves = self.peer.submit(&self.registry, &near, options, &behind, &mut all)?;
+        let transfer = match planned {
+            None => None,
             Some((tcp, (planned, summary))) => {
-                let mut all = submitted.unwrap_or_else(Submitted::nothing);
+                moves = true;
                 all.bytes += summary.bytes;
                 all.path = all.path.and(summary.path);
                 let unmapped = routes.iter().any(Route::is_fallback);
@@ -110,15 +111,16 @@ impl Engine {
                 all.holds._pins.extend(_pins);
                 let started = tcp.start(&self.peer, planned, &far, options.after);
                 match started {
-                    Ok(transfer) => Some((all, Some(transfer))),
+                    Ok(transfer) => Some(transfer),
                     Err(error) if all.is_nothing() => return Err(error),
                     Err(error) => {
                         all.failure.get_or_insert(error);
-                        Some((all, None))
+                        None
                     }
                 }
             }
-        }) else {
+        };
+        if !moves {
             let facts = Facts::new(parts, began, Transport::None);
             let (path, time) = (Path::None, began.elapsed());
             self.tell(&Ended { facts, path, bytes: 0, time, failure: None });
@@ -127,12 +129,12 @@ impl Engine {
                 notifier.signal();
             }
             return Ok(id);
-        };
-        if let Some(error) = &submitted.failure {
+        }
+        if let Some(error) = &all.failure {
             tracing::warn!(%error, "a batch failed while it was submitted");
         }
         let Submitted { pending, paced, failure, bytes, path, choice, fallback, holds, overlap } =
-            submitted;
+            all;
         let transport = match (&transfer, choice) {
             (Some(_), _) if near.iter().any(|part| !part.copies.are_empty()) => Transport::Mixed,
             (Some(_), _) => Transport::Tcp,

@@ -162,26 +162,28 @@ impl Peer {
         self.offload.bounce_bytes()
     }
 
-    /// Checks the parts, opens what they need, and starts them. `None`: they have no bytes to move.
+    /// Checks the parts, opens what they need, and starts them; what is started is put into `all`, which
+    /// has nothing yet. Whether they have bytes to move. Behind an error nothing runs.
     pub(crate) fn submit(
         &self,
         registry: &Registry,
         parts: &[Part<'_>],
         options: &SubmitOptions<'_>,
         behind: &Behind,
-    ) -> Result<Option<Submitted>> {
+        all: &mut Submitted,
+    ) -> Result<bool> {
         if let Some(lost) = parts.iter().find_map(|part| part.target.lost()) {
             return Err(lost);
         }
         // An empty part is wrong in nothing, whatever it names.
         let parts: MostlyOne<_> = parts.iter().filter(|part| !part.copies.are_empty()).collect();
         if parts.is_empty() {
-            return Ok(None);
+            return Ok(false);
         }
         let mut scratches = self.take_scratches(parts.len());
-        let submitted = self.submit_with(&mut scratches, registry, &parts, options, behind);
+        let submitted = self.submit_with(&mut scratches, registry, &parts, options, behind, all);
         self.scratches().extend(scratches);
-        submitted.map(Some)
+        submitted.map(|()| true)
     }
 
     fn submit_with(
@@ -191,7 +193,8 @@ impl Peer {
         parts: &[&Part<'_>],
         options: &SubmitOptions<'_>,
         behind: &Behind,
-    ) -> Result<Submitted> {
+        all: &mut Submitted,
+    ) -> Result<()> {
         let mut plans = MostlyOne::with_capacity(parts.len());
         for (part, scratches) in parts.iter().zip(&mut *scratches) {
             plans.push(self.plan(scratches, registry, part)?);
@@ -205,11 +208,11 @@ impl Peer {
             strides.push(&*its);
         }
         let mut overlaps = Overlaps::new(self.overlap_check, bounded);
-        let mut submitted = self.start(plans, &strides, options, behind, &mut overlaps)?;
-        if submitted.failure.is_none() {
-            submitted.failure = overlaps.check_beside().err();
+        self.start(plans, &strides, options, behind, &mut overlaps, all)?;
+        if all.failure.is_none() {
+            all.failure = overlaps.check_beside().err();
         }
-        Ok(submitted)
+        Ok(())
     }
 
     /// Whether all that is waited for has ended. Does not block, and asks the driver only now and

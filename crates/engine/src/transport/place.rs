@@ -21,7 +21,8 @@ use crate::target::{RemoteTable, Target};
 pub(crate) struct RangePlan<'a> {
     pub(super) op: Op,
     pub(super) ranges: &'a [Range],
-    pub(super) place: Place,
+    /// Boxed, like that of forms: it is large, and handed on.
+    pub(super) place: Box<Place>,
     pub(crate) checked: Checked,
     /// What it was checked with.
     pub(super) limits: Limits,
@@ -39,7 +40,7 @@ pub(super) struct FormPlan<'a> {
     /// A piece may read what another one writes.
     pub(super) one_space: bool,
     pub(super) device: usize,
-    pub(super) place: Place,
+    pub(super) place: Box<Place>,
 }
 
 /// The windows of both ends, as they were when the list was checked, and what keeps them. Locks
@@ -285,7 +286,7 @@ impl Plan<'_> {
         }
     }
 
-    pub(super) fn into_place(self) -> Place {
+    pub(super) fn into_place(self) -> Box<Place> {
         match self {
             Self::Ranges(plan) => plan.place,
             Self::Forms(plan) => plan.place,

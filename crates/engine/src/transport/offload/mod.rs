@@ -210,8 +210,8 @@ impl Offload {
         Some(Choice { mode, in_steps: false, reason })
     }
 
-    /// Starts plans of one device and direction, once no overlaps are found. `None`: nobody asked for
-    /// anything, and the processor copies.
+    /// Starts plans of one device and direction, once no overlaps are found. Not if nobody asked for
+    /// anything and the processor copies: then it says so, and `submitted` has nothing.
     ///
     /// `fall_back` refuses plans for lack of a kernel, or says that they go a slower way.
     pub(super) fn start(
@@ -220,12 +220,13 @@ impl Offload {
         request: Request<'_>,
         overlaps: &mut Overlaps<'_>,
         fall_back: impl FnOnce() -> Result<()>,
-    ) -> Result<Option<Submitted>> {
+        submitted: &mut Submitted,
+    ) -> Result<bool> {
         let Request { direction, parts, options, order } = request;
         let asked = self.asked(direction, options);
         let info = device.info();
         if asked.is_none() && info.vendor == Vendor::Host {
-            return Ok(None);
+            return Ok(false);
         }
         let way = self.way(index, direction)?;
         let batch_min = way.lane.tuning.values.batch_min;
@@ -267,7 +268,6 @@ impl Offload {
                 })
             })
         };
-        let mut submitted = Submitted::nothing();
         if choice.mode == OffloadMode::Staged {
             match lock(&way.bounce).prepare(order.waits()) {
                 Err(error) if asked.is_some() || !is_out_of_memory(&error) => return Err(error),
@@ -299,11 +299,11 @@ impl Offload {
             let worker = self.worker(index, device)?;
             let throttle = if choice.in_steps { throttle } else { 0 };
             let batch = StepByStep { pieces, borders, direction, mode: choice.mode, throttle };
-            self.pace(&worker, &way, batch, order, &mut submitted)?;
+            self.pace(&worker, &way, batch, order, submitted)?;
         } else {
             match choice.mode {
-                OffloadMode::Direct => start_direct(&way.lane, parts, order, &mut submitted)?,
-                OffloadMode::Kernel => start_kernel(&way.lane, parts, order, &mut submitted)?,
+                OffloadMode::Direct => start_direct(&way.lane, parts, order, submitted)?,
+                OffloadMode::Kernel => start_kernel(&way.lane, parts, order, submitted)?,
                 OffloadMode::Auto | OffloadMode::Staged => {
                     let borders = fragments.host_borders();
                     let (bytes, count) = (fragments.bytes, fragments.count);
@@ -324,18 +324,18 @@ impl Offload {
                         true => overlaps.check_before(),
                         false => overlaps.check_in_time(),
                     };
-                    start_staged(&way, batch, order, check, &mut submitted)?;
+                    start_staged(&way, batch, order, check, submitted)?;
                 }
             }
         }
         lock(&way.memory).push(memory);
         if self.config.policy == Policy::Tail {
-            lock(&self.steps[index]).moves(&submitted);
+            lock(&self.steps[index]).moves(submitted);
         }
         submitted.bytes = parts.iter().map(|(plan, _)| plan.bytes()).sum();
         submitted.choice = Some(choice);
         self.log(index, device, direction, choice);
-        Ok(Some(submitted))
+        Ok(true)
     }
 
     /// Refuses a batch for lack of memory to stage it in, or says once of the device that the kernel
@@ -406,21 +406,20 @@ impl Offload {
         kernel: bool,
         parts: &Parts<'_>,
         order: Order<'_>,
-    ) -> Result<Submitted> {
+        submitted: &mut Submitted,
+    ) -> Result<()> {
         let plans: Vec<_> = parts.iter().map(|&(plan, _)| plan).collect();
         // Nothing here asks for the direction.
         let mut fragments = Fragments::of(&plans, Direction::Store);
         let mut pieces = Vec::new();
         fragments.drain_into(&mut pieces);
-        let mut submitted = Submitted::nothing();
         submitted.bytes = fragments.bytes;
         let grid = kernel.then_some(lane.tuning.values.max_grid_blocks);
-        let submit = step_without_buffers(lane, grid, fragments.borders(), &mut submitted);
+        let submit = step_without_buffers(lane, grid, fragments.borders(), submitted);
         let step_bytes = self.config.offload_chunk_bytes;
         lane.check()?;
         let worker = self.worker(index, &lane.device)?;
-        self.add_job(&worker, lane, pieces, (step_bytes, 0), submit, order, &mut submitted)?;
-        Ok(submitted)
+        self.add_job(&worker, lane, pieces, (step_bytes, 0), submit, order, submitted)
     }
 
     #[expect(clippy::too_many_arguments, reason = "two calls, and all of it is the job's")]

@@ -116,7 +116,7 @@ impl Peer {
         local: Arc<Table>,
         remote: RemoteWindows,
         (home, device): (usize, usize),
-    ) -> Result<Place> {
+    ) -> Result<Box<Place>> {
         let executor = &self.lanes[device].device;
         // Host memory of this process that a GPU copies.
         let in_place = |owner: DeviceUuid| owner == host_uuid() && executor.info().uuid != owner;
@@ -171,7 +171,7 @@ impl Peer {
             }));
         }
         let target = target.clone();
-        Ok(Place {
+        Ok(Box::new(Place {
             local,
             remote,
             local_relocations,
@@ -183,7 +183,7 @@ impl Peer {
             locks,
             pins,
             mappings,
-        })
+        }))
     }
 
     /// The one device that all local ends lie on. `ends` gives each item's position and an address.

@@ -20,7 +20,8 @@ use crate::transport::overlaps::Overlaps;
 use crate::transport::place::Plan;
 
 impl Peer {
-    /// Starts plans of one device. `strides` belong to the parts, and so to the plans, by position.
+    /// Starts plans of one device. `strides` belong to the parts, and so to the plans, by position; `all` has
+    /// nothing yet.
     pub(super) fn start(
         &self,
         plans: MostlyOne<Plan<'_>>,
@@ -28,35 +29,39 @@ impl Peer {
         options: &SubmitOptions<'_>,
         behind: &Behind,
         overlaps: &mut Overlaps<'_>,
-    ) -> Result<Submitted> {
+        all: &mut Submitted,
+    ) -> Result<()> {
         let parts: MostlyOne<_> = plans.iter().zip(strides.iter().copied()).collect();
         let fences = behind.fences()?;
         let order = Order { after: options.after, behind: fences.list(), paced: &behind.paced };
-        let mut all: Option<Submitted> = None;
+        let mut is_first = true;
         for direction in [None, Some(Direction::Store), Some(Direction::Load)] {
             let goes = |(plan, _): &&(&Plan<'_>, &Strides)| plan.direction() == direction;
             let some: MostlyOne<_> = parts.iter().filter(goes).copied().collect();
             if some.is_empty() {
                 continue;
             }
-            let started = self.start_some(direction, &some, options, order, overlaps);
-            match (started, &mut all) {
-                (Ok(first), None) => all = Some(first),
-                (Ok(more), Some(all)) => all.join(more),
-                (Err(error), Some(all)) if !all.is_nothing() => all.failure = Some(error),
-                (Err(error), _) => return Err(error),
+            if std::mem::take(&mut is_first) {
+                self.start_some(direction, &some, options, order, overlaps, all)?;
+            } else {
+                let mut more = Submitted::nothing();
+                match self.start_some(direction, &some, options, order, overlaps, &mut more) {
+                    Ok(()) => all.join(more),
+                    Err(error) if all.is_nothing() => return Err(error),
+                    Err(error) => all.failure = Some(error),
+                }
             }
-            if all.as_ref().is_some_and(|all| all.failure.is_some()) {
+            if all.failure.is_some() {
                 break;
             }
         }
         drop(parts);
-        let mut all = all.unwrap_or_else(Submitted::nothing);
         all.holds = holds(plans);
-        Ok(all)
+        Ok(())
     }
 
-    /// Starts plans that all are of one direction between a GPU and host memory, or all are not.
+    /// Starts plans that all are of one direction between a GPU and host memory, or all are not. Behind an
+    /// error nothing runs, whatever is in `submitted`.
     fn start_some(
         &self,
         direction: Option<Direction>,
@@ -64,16 +69,16 @@ impl Peer {
         options: &SubmitOptions<'_>,
         order: Order<'_>,
         overlaps: &mut Overlaps<'_>,
-    ) -> Result<Submitted> {
+        submitted: &mut Submitted,
+    ) -> Result<()> {
         let device = parts.first().map_or(0, |(plan, _)| plan.device());
         let lane = &self.lanes[device];
         if let Some(direction) = direction {
             let fall_back = || self.fall_back(lane, parts);
             let device = (device, &lane.device);
             let request = Request { direction, parts, options, order };
-            let started = self.offload.start(device, request, overlaps, fall_back)?;
-            if let Some(submitted) = started {
-                return Ok(submitted);
+            if self.offload.start(device, request, overlaps, fall_back, submitted)? {
+                return Ok(());
             }
         }
         overlaps.check_before()?;
@@ -81,17 +86,14 @@ impl Peer {
         let kernel = wanted && lane.device.info().capabilities.contains(Capabilities::KERNEL);
         let batch_min = lane.tuning.values.batch_min;
         let wants = |(plan, strides): &(&Plan<'_>, &Strides)| plan.wants_kernel(strides, batch_min);
-        let mut fallback = None;
         if wanted && !kernel && parts.iter().any(wants) {
             self.fall_back(lane, parts)?;
-            fallback = Some(Fallback::NoKernel);
+            submitted.fallback = Some(Fallback::NoKernel);
         }
         if self.offload.is_rated() || !order.paced.is_empty() {
-            let paced = self.offload.pace_others(device, lane, kernel, parts, order)?;
-            return Ok(Submitted { fallback, ..paced });
+            return self.offload.pace_others(device, lane, kernel, parts, order, submitted);
         }
         let loads = parts.iter().map(|(plan, strides)| Load::of(plan, strides, kernel, batch_min));
-        let mut submitted = Submitted { fallback, ..Submitted::nothing() };
         submitted.bytes = parts.iter().map(|(plan, _)| plan.bytes()).sum();
         let grid = lane.tuning.values.max_grid_blocks;
         let loads = Load::joined(loads.collect());
@@ -105,7 +107,7 @@ impl Peer {
         // SAFETY: every copy was found inside registered memory, which its registrant keeps; the holds
         // keep regions registered and peers mapped until the queue says that this is done.
         unsafe {
-            Load::submit(loads, lane, kernel, grid, order, destinations.as_mut(), &mut submitted)
+            Load::submit(loads, lane, kernel, grid, order, destinations.as_mut(), submitted)
         }?;
         let verdict = destinations.and_then(|destinations| destinations.verdict);
         if let (Some(verdict), Some((plan, _))) = (verdict, parts.first()) {
@@ -116,7 +118,7 @@ impl Peer {
             };
             submitted.overlap = Some(OverlapVerdict { verdict, side });
         }
-        Ok(submitted)
+        Ok(())
     }
 
     /// Refuses plans that the kernel should take on a device without one, or says once per peer
