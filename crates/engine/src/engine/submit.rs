@@ -96,11 +96,11 @@ impl Engine {
             }
         };
         let mut all = Submitted::nothing();
-        let mut moves = self.peer.submit(&self.registry, &near, options, &behind, &mut all)?;
+        let mut any = self.peer.submit(&self.registry, &near, options, &behind, &mut all)?;
         let transfer = match planned {
             None => None,
             Some((tcp, (planned, summary))) => {
-                moves = true;
+                any = true;
                 all.bytes += summary.bytes;
                 all.path = all.path.and(summary.path);
                 let unmapped = routes.iter().any(Route::is_fallback);
@@ -120,7 +120,7 @@ impl Engine {
                 }
             }
         };
-        if !moves {
+        if !any {
             let facts = Facts::new(parts, began, Transport::None);
             let (path, time) = (Path::None, began.elapsed());
             self.tell(&Ended { facts, path, bytes: 0, time, failure: None });

@@ -132,7 +132,7 @@ impl PageStore {
         let mut books = self.wait_for_room(pages)?;
         let mut sorted = MostlyOne::from_slice(pages);
         sorted.sort_unstable();
-        let mut moves = MostlyOne::new();
+        let mut moves = MostlyOne::with_capacity(pages.len());
         let mut rest = &sorted[..];
         while let Some(&(page, _)) = rest.first() {
             let run = neighbours(&self.shape, rest);
@@ -190,7 +190,7 @@ impl PageStore {
         self.check_pages(pages.iter().map(|&(_, page)| page))?;
         let mut books = self.books()?;
         books.look_at_oldest(&self.engine);
-        let mut found: MostlyOne<_> = MostlyOne::new();
+        let mut found = MostlyOne::with_capacity(pages.len());
         let mut behind = MostlyOne::new();
         let mut sources: MostlyOne<Arc<Outcome>> = MostlyOne::new();
         for &(key, page) in pages {

@@ -210,8 +210,8 @@ impl Offload {
         Some(Choice { mode, in_steps: false, reason })
     }
 
-    /// Starts plans of one device and direction, once no overlaps are found. Not if nobody asked for
-    /// anything and the processor copies: then it says so, and `submitted` has nothing.
+    /// Starts plans of one device and direction, once no overlaps are found. `false`: nobody asked for
+    /// anything, and the processor copies, which is not for here.
     ///
     /// `fall_back` refuses plans for lack of a kernel, or says that they go a slower way.
     pub(super) fn start(
