@@ -68,6 +68,7 @@ macro_rules! device_conformance {
                 every_method_works_on_a_thread_that_never_touched_the_device
                 two_queues_work_at_the_same_time
                 a_dropped_queue_leaves_its_copies_done
+                a_list_that_panics_costs_later_submissions_no_piece
                 a_device_finds_the_piece_whose_destination_overlaps_another
                 a_verdict_is_kept_until_it_is_given_back_and_is_missing_where_no_table_is_free
                 destinations_that_no_table_holds_are_copied_without_a_verdict

@@ -23,12 +23,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::claims::{Claiming, TABLES, Table, Tables};
+use self::launch::few_list;
 use self::words::Words;
 use crate::compact::CompactDescriptor;
 use crate::driver::{Driver, Pinned};
 use crate::error::{Error, Left, Result, SubmitError};
 use crate::gpu::GpuDevice;
-use crate::kernel::{COMPACT_DESCRIPTORS, EndWord, Entry, INLINE_DESCRIPTORS, grid};
+use crate::kernel::{COMPACT_DESCRIPTORS, EndWord, Entry, grid};
 use crate::loss::Loss;
 use crate::queue::{
     Completions, Consumer, CopyDescriptor, Fence, Producer, Queue, QueueOptions, Ticket, Work,
@@ -219,7 +220,7 @@ impl<D: Driver> GpuQueue<D> {
                 .rev()
                 .map(|word| Ticket { word, value: 0 })
                 .collect(),
-            few_list: vec![CopyDescriptor::default(); INLINE_DESCRIPTORS + 1],
+            few_list: few_list(),
             compact_list: Vec::with_capacity(COMPACT_DESCRIPTORS),
             idle_events: Vec::with_capacity(events),
             in_flight: VecDeque::with_capacity(MAX_IN_FLIGHT),

@@ -1,13 +1,16 @@
 //! Queues: when a submission is complete, what is first and last in it, and threads.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::pieces::{copy_and_check, scattered};
 use super::{
-    allocate, an_allocation_is_found_from_any_address_inside_it, finish,
+    GUARD, allocate, an_allocation_is_found_from_any_address_inside_it, finish,
     memory_keeps_what_was_written, pattern, queue, read, submit, submit_work, write,
 };
-use crate::{CopyDescriptor, Device, Memory, Producer, Queue, SliceSource, Ticket, Work};
+use crate::{
+    CopyDescriptor, CopySource, Device, Memory, Producer, Queue, SliceSource, Ticket, Work,
+};
 
 #[doc(hidden)]
 pub fn an_empty_submission_completes(device: Arc<dyn Device>) {
@@ -177,4 +180,38 @@ pub fn a_dropped_queue_leaves_its_copies_done(device: Arc<dyn Device>) {
     submit(&mut *queue, &mut SliceSource(&[]), &[copy]);
     drop(queue);
     assert_eq!(read(&device, memory.addr() + (32 << 20) - 64, 64), pattern(64, 9));
+}
+
+/// A list whose pieces cannot be had.
+struct Panics;
+
+impl CopySource for Panics {
+    fn fill(&mut self, _slot: &mut [CopyDescriptor]) -> usize {
+        panic!("the list's own panic, which the case is about");
+    }
+}
+
+#[doc(hidden)]
+pub fn a_list_that_panics_costs_later_submissions_no_piece(device: Arc<dyn Device>) {
+    // Callers of the C ABI go on behind a panic that it caught.
+    let memory = allocate(&device, 8192);
+    let (source, destination) = (memory.addr(), memory.addr() + 4096);
+    let bytes = pattern(4096, 3);
+    write(&device, source, &bytes);
+    let mut queue = queue(&device);
+    for kernel in [true, false] {
+        let caught = catch_unwind(AssertUnwindSafe(|| {
+            submit_work(&mut *queue, &mut Work { kernel, ..Work::pieces(&mut Panics) })
+        }));
+        assert!(caught.is_err(), "the panic comes through");
+        write(&device, destination, &[GUARD; 4096]);
+        let pieces: Vec<_> = (0..64)
+            .map(|at| 64 * at)
+            .map(|at| CopyDescriptor { src: source + at, dst: destination + at, len: 64 })
+            .collect();
+        let mut pieces = SliceSource(&pieces);
+        let ticket = submit_work(&mut *queue, &mut Work { kernel, ..Work::pieces(&mut pieces) });
+        finish(&mut *queue, ticket);
+        assert_eq!(read(&device, destination, 4096), bytes, "by the kernel: {kernel}");
+    }
 }

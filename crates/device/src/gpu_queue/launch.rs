@@ -46,6 +46,15 @@ impl<D: Driver> GpuQueue<D> {
         }
     }
 
+    /// The list for a few descriptors, until it is put back: a new one behind a panic of whoever was to
+    /// fill it, since into none no piece fits.
+    fn take_few(&mut self) -> Vec<CopyDescriptor> {
+        match std::mem::take(&mut self.few_list) {
+            few if few.is_empty() => few_list(),
+            few => few,
+        }
+    }
+
     /// # Safety
     /// As [`Queue::submit`]; the driver's scope is entered.
     unsafe fn launch_pieces(
@@ -54,7 +63,7 @@ impl<D: Driver> GpuQueue<D> {
         pieces: &mut dyn CopySource,
         is_last: bool,
     ) -> Result<()> {
-        let mut few = std::mem::take(&mut self.few_list);
+        let mut few = self.take_few();
         // SAFETY: the caller's contract.
         let launched = unsafe { self.launch_pieces_after(open, pieces, &mut few, is_last) };
         self.few_list = few;
@@ -274,7 +283,7 @@ impl<D: Driver> GpuQueue<D> {
         open: &mut Open<D>,
         pieces: &mut dyn CopySource,
     ) -> Result<()> {
-        let mut few = std::mem::take(&mut self.few_list);
+        let mut few = self.take_few();
         let mut copied = Ok(());
         while copied.is_ok() {
             let count = pieces.fill(&mut few);
@@ -362,6 +371,11 @@ fn narrowed(numbers: &[u32], place: &mut [u16]) -> bool {
         }
         union <= u16::MAX.into()
     })
+}
+
+/// One more than fit into the kernel's parameters.
+pub(super) fn few_list() -> Vec<CopyDescriptor> {
+    vec![CopyDescriptor::default(); INLINE_DESCRIPTORS + 1]
 }
 
 /// Fills `place` as far as the source goes.
