@@ -171,7 +171,7 @@ impl Shape {
     }
 }
 
-/// Blocks of rows of the first pieces, and how many of those they hold.
+/// The DMAs that the first pieces take, and how many of those were looked at.
 fn calls_of_pieces(fragments: &Fragments<'_>) -> (Calls, usize) {
     let (head, borders) = (fragments.head(), fragments.borders());
     let mut blocks = Vec::with_capacity(head.len());
@@ -190,25 +190,22 @@ fn calls_of_pieces(fragments: &Fragments<'_>) -> (Calls, usize) {
 
 /// The same of forms, whose blocks need not be found piece by piece.
 fn calls_of_forms<'a>(forms: impl Iterator<Item = &'a CompactCopy<'a>>) -> (Calls, usize) {
-    let (mut calls, mut seen, mut looked) = (Calls::default(), 0, 0usize);
-    for form in forms {
+    let (mut calls, mut seen) = (Calls::default(), 0);
+    // Counted when it takes in nothing more.
+    let mut last: Option<Rows> = None;
+    let blocks = forms.flat_map(|form| form.blocks().enumerate().map(move |it| (form, it)));
+    for (looked, (form, (at, block))) in (1usize..).zip(blocks) {
+        seen += (block.len * block.count / form.len) as usize;
         // The copy engine takes no two forms as one.
-        let mut last: Option<Rows> = None;
-        for block in form.blocks() {
-            looked += 1;
-            seen += (block.len * block.count / form.len) as usize;
-            if !last.as_mut().is_some_and(|last| last.join(&block)) {
-                last.replace(block).iter().for_each(|whole| calls.count(whole));
-            }
-            let enough = seen >= LOOK
-                || looked.is_multiple_of(FEW) && is_apart(calls.calls as usize + 1, seen);
-            if enough {
-                last.iter().for_each(|last| calls.count(last));
-                return (calls, seen);
-            }
+        if at == 0 || !last.as_mut().is_some_and(|last| last.join(&block)) {
+            last.replace(block).iter().for_each(|whole| calls.count(whole));
         }
-        last.iter().for_each(|last| calls.count(last));
+        let begun = calls.calls as usize + 1;
+        if seen >= LOOK || looked.is_multiple_of(FEW) && is_apart(begun, seen) {
+            break;
+        }
     }
+    last.iter().for_each(|last| calls.count(last));
     (calls, seen)
 }
 
